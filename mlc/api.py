@@ -134,7 +134,7 @@ def compile(
             raise
         from mlc.specialising import SpecialisingExecutable
 
-        own = shapes or {}
+        own = needed.shapes
         build = partial(compile, model, target, log, threads=threads, winograd=winograd, substitutions=substitutions,
                         precision=precision, integers=integers, on_decision=on_decision)
         return SpecialisingExecutable(

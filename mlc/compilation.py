@@ -91,7 +91,7 @@ class Compilation:
         from mlc.installation import check_pins
 
         check_pins()
-        from mlc.errors import ModelError
+        from mlc.errors import ModelError, UsageError
         from mlc.frontend.load import load_model
         from mlc.graph.precision.reduced import check_precision
         from mlc.target import resolve
@@ -100,6 +100,8 @@ class Compilation:
         options = CompileOptions.of(winograd=winograd, substitutions=substitutions, precision=precision,
                                     integers=integers)
         check_precision(options, resolved)
+        if shapes is not None and not (isinstance(shapes, Mapping) and all(isinstance(each, str) for each in shapes)):
+            raise UsageError(f"shapes must be those of inputs by name, such as {{'x': (1, 3)}}, got {shapes!r}")
         with _one_at_a_time():
             _LOG.info("importing the model")
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)

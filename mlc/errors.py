@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from mlc.text import one_line
 
@@ -58,15 +59,15 @@ class ValuesNeededError(ModelError):
     """Inputs decide shapes, so that their values must be known: ``names`` of all ``inputs`` of the model.
 
     Or it must be known what ``containers`` hold, sequences and optionals by name and kind, as of ``unknown`` it is not.
-    ``outputs`` are the model's, by name and kind.
+    ``outputs`` are the model's, by name and kind, and ``shapes`` what was said of inputs.
     """
 
     def __init__(
         self, model: str, inputs: list[str], names: list[str], containers: Mapping[str, str] | None = None,
-        outputs: Mapping[str, str] | None = None, unknown: str = "",
+        outputs: Mapping[str, str] | None = None, unknown: str = "", shapes: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.inputs, self.names = model, inputs, names
-        self.containers, self.outputs = containers or {}, outputs or {}
+        self.containers, self.outputs, self.shapes = containers or {}, outputs or {}, shapes or {}
         if unknown:
             kind = self.containers[unknown]
             article = "an" if kind.startswith("o") else "a"

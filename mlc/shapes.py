@@ -215,6 +215,8 @@ def parse_shape(shape: Shape) -> tuple[Range, ...]:
     """One range for each axis; raises :class:`UsageError`."""
     if isinstance(shape, str):
         shape = shape.split(",") if shape.strip() else ()
+    if not isinstance(shape, Iterable):
+        raise UsageError(f"a shape must be sizes such as (1, 3) or '1..32,3', got {shape!r}")
     return tuple(Range.of(size) for size in shape)
 
 

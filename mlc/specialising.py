@@ -87,8 +87,8 @@ class SpecialisingExecutable:
             return None
         said, single = self._shapes.get(name), self.containers[name] == "optional"
         if said is not None and (single or not isinstance(said, str)):
-            return said if isinstance(said, str) else tuple(said)
-        sizes = tuple(tuple(map(int, _shape(each))) if said is None else said for each in held)
+            return said
+        sizes = tuple(_shape(each, f"{name}/{i}") if said is None else said for i, each in enumerate(held))
         return sizes[0] if single else sizes
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -137,7 +137,12 @@ def _held(name: str, kind: str, value: Any) -> list[Any] | None:
     return list(value)
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: Any, name: str) -> tuple[int, ...]:
     """Of an array, or of what numpy makes one of."""
     shape = getattr(value, "shape", None)
-    return np.shape(value) if shape is None else tuple(shape)
+    try:
+        if shape is None:
+            return np.shape(np.from_dlpack(value) if hasattr(value, "__dlpack__") else value)
+        return tuple(map(int, shape))
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InputError(f"input {name} must be an array, got {type(value).__name__}: {error}") from None

@@ -54,13 +54,14 @@ def with_tensors(
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     held = {value.name: kind for value in inputs if (kind := kind_of(value.type)) not in ("", "tensor")}
-    known: dict[str, Any] = {key: _numbered(shape) if key in held else shape for key, shape in shapes.items()}
+    known: dict[str, Any] = dict(shapes)
     _take_single(known, held)
+    known |= {key: _forms(known[key], kind, key, name) for key, kind in held.items() if key in known}
     unknown = next((each for each in held if each not in known or _is_of_all(known[each], held[each])), "")
     needed = missing_values(model, values)
     if unknown or needed:
         kinds = {value.name: kind_of(value.type) for value in model.graph.output}
-        raise ValuesNeededError(name, [value.name for value in inputs], needed, held, kinds, unknown)
+        raise ValuesNeededError(name, [value.name for value in inputs], needed, held, kinds, unknown, known)
     if nothing := next((key for key, shape in known.items() if shape is None and key not in held), None):
         raise UsageError(f"shapes[{nothing!r}] must be a shape, got None; only an optional may hold nothing")
     if not held:
@@ -74,24 +75,40 @@ def with_tensors(
         if value.name not in held:
             changed.graph.input.append(value)
             continue
-        made, tensors, more = _taken_apart(value, held[value.name], known.pop(value.name), symbols, name)
+        made, tensors, more = _taken_apart(value, held[value.name], known.pop(value.name), symbols)
         nodes.extend(made)
         changed.graph.input.extend(tensors)
         known.update(more)
     nodes.extend(model.graph.node)
     del changed.graph.node[:]
     changed.graph.node.extend(nodes)
-    names = [value.name for value in changed.graph.input]
-    used = {each for node in model.graph.node for each in node.output} | weights
+    names = [value.name for value in changed.graph.input] + [each.output[0] for each in nodes if each.name in held]
+    used = {each for node in model.graph.node for each in node.output} | weights | held.keys()
     if twice := next((n for n in names if names.count(n) > 1 or n in used), None):
         raise ModelError(f"the tensors of {twice.rpartition('/')[0]} are inputs of {name} by names such as {twice}, "
                          "which is there already; rename it in the model")
     return changed, known
 
 
-def _numbered(shape: Any) -> Any:
-    """A list of shapes; anything else, text say, as it is."""
-    return list(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else shape
+def _forms(shape: Any, kind: str, name: str, model: str) -> Any:
+    """What is said of a container: None where it holds nothing, the sizes of an optional's tensor, those of each of a
+    sequence's, or a text that is all of theirs."""
+    if shape is None:
+        if not kind.startswith("optional"):
+            raise UsageError(f"shapes[{name!r}] must be a list of shapes, got None; only an optional may hold nothing")
+        return None
+    several = "sequence" in kind
+    if several and isinstance(shape, str):
+        _form(shape, f"{name}/0")
+        return shape
+    each_shape = shape if several and isinstance(shape, Sequence) else [shape]
+    if not all(isinstance(each, str | Sequence) for each in each_shape) or (several and each_shape is not shape):
+        ranges = isinstance(shape, tuple) and all(isinstance(each, Range) for each in shape)  # of --shape
+        got = shape_text(shape) if ranges else repr(shape)
+        wanted = "a list of shapes, one for each tensor of the" if several else "a shape or None for the"
+        raise UsageError(f"shapes[{name!r}] must be {wanted} {kind} of {model}, got {got}")
+    forms = tuple(_form(each, f"{name}/{i}") for i, each in enumerate(each_shape))
+    return forms if several else forms[0]
 
 
 def _is_of_all(shape: Any, kind: str) -> bool:
@@ -116,26 +133,18 @@ def _take_single(known: dict[str, Any], held: Mapping[str, str]) -> None:
 
 
 def _taken_apart(
-    value: onnx.ValueInfoProto, kind: str, form: Any, symbols: set[str], model: str
+    value: onnx.ValueInfoProto, kind: str, form: Any, symbols: set[str]
 ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto], dict[str, Shape]]:
     """Nodes that make a container of tensors of that form, the inputs that these are, and shapes of some of them."""
     from onnx import TypeProto, helper
 
     name, tensor = value.name, tensor_type_of(value.type)
     if form is None:
-        if not kind.startswith("optional"):
-            raise UsageError(f"shapes[{name!r}] must be a list of shapes, got None; only an optional may hold nothing")
         inner = TypeProto()
         inner.CopyFrom(value.type.optional_type.elem_type)
         return [helper.make_node("Optional", [], [name], type=inner)], [], {}
-    several = "sequence" in kind
-    each_shape = form if several and isinstance(form, Sequence) else [form]
-    if not all(isinstance(each, str | Sequence) for each in each_shape):
-        wanted = "a list of shapes, one for each tensor of the" if several else "a shape or None for the"
-        raise UsageError(f"shapes[{name!r}] must be {wanted} {kind} of {model}, got {form!r}")
-    forms = [_form(each, f"{name}/{i}") for i, each in enumerate(each_shape)]
     tensors, shapes = [], dict[str, Shape]()
-    for i, each in enumerate(forms):
+    for i, each in enumerate(form if "sequence" in kind else [form]):
         made = helper.make_value_info(f"{name}/{i}", tensor)
         free = _fix(made, each, symbols if kind == "optional" else set())
         tensors.append(made)
@@ -144,7 +153,7 @@ def _taken_apart(
     names = [each.name for each in tensors]
     if kind == "optional":
         return [helper.make_node("Optional", names, [name])], tensors, shapes
-    sequence = f"{name}/tensors" if kind == "optional sequence" else name
+    sequence = f"{name}/{len(names)}" if kind == "optional sequence" else name
     nodes = [helper.make_node("SequenceConstruct", names, [sequence]) if names else
              helper.make_node("SequenceEmpty", [], [sequence], dtype=tensor.tensor_type.elem_type)]
     if kind == "optional sequence":
@@ -155,7 +164,8 @@ def _taken_apart(
 def _form(shape: Shape, name: str) -> tuple[Range, ...]:
     """As :func:`mlc.shapes.parse_shape`, of sizes that may be 0 where they are numbers, as an array's are."""
     try:
-        sizes = None if isinstance(shape, str) else [size for size in shape if isinstance(size, int) and size >= 0]
+        sizes = None if isinstance(shape, str) else [
+            size for size in shape if isinstance(size, int) and not isinstance(size, bool) and size >= 0]
         if sizes is not None and len(sizes) == len(shape):
             return tuple(Range(size, size) for size in sizes)
         return parse_shape(shape)

@@ -127,7 +127,7 @@ def _mixed(
         raise nodes.refused(f"its weights must fit each other and {hidden} numbers of a token, got {list(shapes[0])} "
                             f"and {list(shapes[1])} (experts, depth, columns); export the model again")
 
-    chosen, shares = _routed(nodes, router, weights, k)
+    chosen, shares = _routed(nodes, router, weights, k, experts)
     flat = str(nodes("Reshape", chosen, nodes.constant([-1])))
     order, ends = _sorted(nodes, flat), _ends(nodes, flat, experts)
     token = nodes("Div", order, nodes.constant(np.array(k)))
@@ -181,10 +181,12 @@ def _apart(array: np.ndarray) -> np.ndarray:
     return np.concatenate([array[..., 0::2], array[..., 1::2]], -1)
 
 
-def _routed(nodes: Nodes, router: str, weights: str, k: int) -> tuple[str, str]:
-    """``[tokens, k]``: the experts of each token, and its shares of them in float32."""
+def _routed(nodes: Nodes, router: str, weights: str, k: int, experts: int) -> tuple[str, str]:
+    """``[tokens, k]``: the experts of each token, of equal scores the last, and its shares of them in float32."""
     scores = str(nodes("Cast", router, to=_FLOAT))
-    best, chosen = nodes("TopK", scores, nodes.constant([k]), outputs=2, axis=1, largest=1, sorted=1)
+    last_first = nodes("Gather", scores, nodes.constant(np.arange(experts)[::-1]), axis=1)
+    best, place = nodes("TopK", last_first, nodes.constant([k]), outputs=2, axis=1, largest=1, sorted=1)
+    chosen = nodes("Sub", nodes.constant(np.array(experts - 1)), place)
     whole = bool(nodes.attributes().get("normalize_routing_weights", 0))
     if weights:
         shares = nodes("GatherElements", nodes("Cast", weights, to=_FLOAT), chosen, axis=1)

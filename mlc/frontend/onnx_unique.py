@@ -11,6 +11,8 @@ from mlc.frontend.onnx_expand import Nodes
 __all__ = ["unique"]
 
 _BOOL, _INT32, _INT64 = 9, 6, 7  # of onnx.TensorProto
+#: bytes of the narrowest whole numbers that can be sorted
+_SORTED_FROM = 4
 #: numbers of what is compared as one, each of which is sorted by itself
 _MOST_KEYS = 64
 
@@ -33,7 +35,8 @@ def unique(nodes: Nodes) -> list[str]:
                                 "before it")
         rows = nodes("Transpose", x, perm=[axis, *others]) if axis else x
     rows = str(nodes("Reshape", rows, nodes.constant([-1, keys])))
-    if nodes.dtype_of(nodes.node.input[0]).kind == "b":
+    dtype = nodes.dtype_of(nodes.node.input[0])
+    if dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize < _SORTED_FROM):
         rows = str(nodes("Cast", rows, to=_INT32))
     zero, one = nodes.constant(np.array(0)), nodes.constant(np.array(1))
     order = _order(nodes, rows, keys)

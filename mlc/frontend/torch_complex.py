@@ -28,14 +28,23 @@ def in_reals(program: Any, name: str) -> Any:
     if not any(_is_complex(node) for node in program.graph.nodes):
         return program
     given = program
-    with torch.no_grad():
-        program = program.run_decompositions({})  # another one, with the same weights
+    try:
+        with torch.no_grad():
+            program = program.run_decompositions({})  # another one, with the same weights
+    except Exception:  # a shape that data decides, say, of which the exporter tells
+        return given
     if any(node.op == "call_function" and node.target not in _RULES for node in program.graph.nodes
            if _is_complex(node) or any(map(_is_complex, node.all_input_nodes))):
         return given
     pairs = _Pairs(program, name)
     for node in list(program.graph.nodes):
-        pairs.take(node)
+        try:
+            pairs.take(node)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise pairs.refused(f"{node.name} fails on them: {(str(error) or type(error).__name__).splitlines()[0]}"
+                                ) from error
     for node in reversed(list(program.graph.nodes)):
         if node in pairs.replaced:
             program.graph.erase_node(node)
@@ -57,25 +66,33 @@ class _Pairs:
 
     def __init__(self, program: Any, name: str) -> None:
         self._program, self._name = program, name
+        self._complex = {node for node in program.graph.nodes if _is_complex(node)}
         self._of: dict[fx.Node, Any] = {}
         self._now: Any = None
         self.replaced: set[fx.Node] = set()
 
+    def is_complex(self, value: Any) -> bool:
+        """Whether an argument is: a number, or a node of the program as it was given."""
+        return value in self._complex if isinstance(value, fx.Node) else isinstance(value, complex)
+
     def take(self, node: fx.Node) -> None:
         self._now = node
         if node.op == "placeholder":
-            if _is_complex(node):
+            if self.is_complex(node):
                 self._take_weight(node)
             return
-        given = [each for each in node.all_input_nodes if _is_complex(each)]
+        given = [each for each in node.all_input_nodes if self.is_complex(each)]
         if node.op == "output":
             if given:
                 raise self.refused(f"output {given[0].name} is complex; give its real and imaginary parts out")
-        elif given or _is_complex(node):
+        elif given or self.is_complex(node) or node.target is _ATEN._neg_view.default:
             made = _RULES[node.target](self, node, *node.args, **node.kwargs)
             self.replaced.add(node)
-            if _is_complex(node):
-                self._of[node] = made
+            if self.is_complex(node):
+                # a tensor without axes widens no other, but pairs of its have one
+                kind = node.meta["val"].dtype.to_real()
+                self._of[node] = made if _value(made).dtype == kind else self.call(_ATEN._to_copy.default, made,
+                                                                                   dtype=kind)
             elif made is not None:
                 node.replace_all_uses_with(made)
 
@@ -90,7 +107,9 @@ class _Pairs:
         else:
             program._constants = {**program.constants, spec.target: _stored(program.constants[spec.target])}
         value = node.meta["val"]
-        node.meta = {**node.meta, "val": self._computed(_ATEN.view_as_real.default, (value,), {}, value.fake_mode)}
+        with value.fake_mode:
+            pairs = torch.empty((*value.shape, 2), dtype=value.dtype.to_real(), device=value.device)
+        node.meta = {**node.meta, "val": pairs}
         self._of[node] = node
 
     def refused(self, reason: str) -> ModelError:
@@ -109,7 +128,9 @@ class _Pairs:
         return node
 
     def pair(self, value: Any) -> Any:
-        return self._of[value]
+        """Of complex numbers, or of reals, whose imaginary parts are 0."""
+        return self._of[value] if self.is_complex(value) else self.joined(
+            value, self.call(_ATEN.zeros_like.default, value))
 
     def parts(self, value: Any) -> tuple[Any, Any]:
         """The real and the imaginary part."""
@@ -121,7 +142,8 @@ class _Pairs:
 
 
 def _stored(weight: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(weight.detach().resolve_conj()).contiguous()
+    pairs = torch.view_as_real(weight.detach().resolve_conj().resolve_neg()).contiguous()
+    return torch.nn.Parameter(pairs, weight.requires_grad) if isinstance(weight, torch.nn.Parameter) else pairs
 
 
 _Rule = Callable[..., Any]
@@ -133,9 +155,11 @@ def _unchanged(pairs: _Pairs, node: fx.Node, value: Any, *_: Any, **__: Any) -> 
 
 def _to_copy(pairs: _Pairs, node: fx.Node, value: Any, *, dtype: Any = None, **_: Any) -> Any:
     kind = node.meta["val"].dtype
+    if kind == torch.bool:
+        return pairs.call(_ATEN.any.dim, pairs.call(_ATEN.ne.Scalar, pairs.pair(value), 0), -1)
     if not kind.is_complex:
         return pairs.call(_ATEN._to_copy.default, pairs.parts(value)[0], dtype=kind)  # as PyTorch, with a warning
-    if _is_complex(value):
+    if pairs.is_complex(value):
         return pairs.call(_ATEN._to_copy.default, pairs.pair(value), dtype=kind.to_real())
     real = pairs.call(_ATEN._to_copy.default, value, dtype=kind.to_real())
     return pairs.joined(real, pairs.call(_ATEN.zeros_like.default, real))
@@ -157,7 +181,7 @@ def _complex(pairs: _Pairs, node: fx.Node, real: Any, imaginary: Any) -> Any:
 
 
 def _mul(pairs: _Pairs, node: fx.Node, a: Any, b: Any) -> Any:
-    if not _is_complex(a) or isinstance(a, complex):  # then it is a tensor of them, if either is
+    if not pairs.is_complex(a) or isinstance(a, complex):  # then it is a tensor of them, if either is
         a, b = b, a
 
     def times(x: Any, y: Any) -> Any:
@@ -165,7 +189,7 @@ def _mul(pairs: _Pairs, node: fx.Node, a: Any, b: Any) -> Any:
 
     if isinstance(a, complex):
         return pairs.joined(times(b, a.real), times(b, a.imag))
-    if not _is_complex(b):
+    if not pairs.is_complex(b):
         return _by_real(_ATEN.mul.Tensor, pairs, a, b)
     (ar, ai), (br, bi) = pairs.parts(a), (b.real, b.imag) if isinstance(b, complex) else pairs.parts(b)
     return pairs.joined(pairs.call(_ATEN.sub.Tensor, times(ar, br), times(ai, bi)),
@@ -173,7 +197,7 @@ def _mul(pairs: _Pairs, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 def _div(pairs: _Pairs, node: fx.Node, a: Any, b: Any) -> Any:
-    if _is_complex(b):
+    if pairs.is_complex(b):
         raise pairs.refused(f"{node.name} divides by complex numbers; divide by reals")
     return _by_real(_ATEN.div.Tensor, pairs, a, b)
 
@@ -184,23 +208,27 @@ def _by_real(target: Any, pairs: _Pairs, a: Any, b: Any) -> Any:
 
 
 def _sum(target: Any) -> _Rule:
-    def made(pairs: _Pairs, node: fx.Node, a: Any, b: Any, **kwargs: Any) -> Any:
-        if not all(isinstance(each, fx.Node) and _is_complex(each) for each in (a, b)):
-            raise pairs.refused(f"{node.name} adds reals to complex numbers; add them to their real parts")
-        return pairs.call(target, pairs.pair(a), pairs.pair(b), **kwargs)
+    def made(pairs: _Pairs, node: fx.Node, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+        if isinstance(alpha, complex):
+            raise pairs.refused(f"{node.name} adds a complex multiple; multiply first")
+        if isinstance(b, fx.Node):
+            return pairs.call(target, pairs.pair(a), pairs.pair(b), alpha=alpha)
+        real, imaginary = (pairs.call(target, part, number, alpha=alpha)
+                           for part, number in zip(pairs.parts(a), (b.real, b.imag), strict=True))
+        return pairs.joined(real, imaginary)
 
     return made
 
 
-def _behind(dim: int) -> int:
-    """An axis of complex numbers as one of pairs."""
-    return dim if dim >= 0 else dim - 1
+def _behind(dim: int, value: Any) -> int:
+    """An axis of complex numbers as one of pairs; a number, too, has one to speak of."""
+    return dim if dim >= 0 else dim - 1 if len(_value(value).shape) else 0
 
 
 def _along(target: Any, default: int | None = None) -> _Rule:
     """Operators whose second argument is an axis."""
     def made(pairs: _Pairs, node: fx.Node, value: Any, dim: Any = default, *rest: Any, **kwargs: Any) -> Any:
-        return pairs.call(target, pairs.pair(value), _behind(dim), *rest, **kwargs)
+        return pairs.call(target, pairs.pair(value), _behind(dim, value), *rest, **kwargs)
 
     return made
 
@@ -213,15 +241,17 @@ def _sized(target: Any) -> _Rule:
 
 
 def _transposed(pairs: _Pairs, node: fx.Node, value: Any, first: int, second: int) -> Any:
-    return pairs.call(_ATEN.transpose.int, pairs.pair(value), _behind(first), _behind(second))
+    return pairs.call(_ATEN.transpose.int, pairs.pair(value), _behind(first, value), _behind(second, value))
 
 
 def _permuted(pairs: _Pairs, node: fx.Node, value: Any, order: Sequence[int]) -> Any:
-    return pairs.call(_ATEN.permute.default, pairs.pair(value), [*map(_behind, order), len(order)])
+    return pairs.call(_ATEN.permute.default, pairs.pair(value), [*(_behind(dim, value) for dim in order), len(order)])
 
 
 def _cat(pairs: _Pairs, node: fx.Node, values: Sequence[Any], dim: int = 0) -> Any:
-    return pairs.call(_ATEN.cat.default, [pairs.pair(value) for value in values], _behind(dim))
+    # PyTorch overlooks what has neither elements nor axes to speak of
+    kept = [value for value in values if tuple(_value(value).shape) != (0,)] or values
+    return pairs.call(_ATEN.cat.default, [pairs.pair(value) for value in kept], _behind(dim, kept[0]))
 
 
 def _indexed(pairs: _Pairs, node: fx.Node, value: Any, indices: Sequence[Any]) -> Any:
@@ -238,7 +268,18 @@ def _conjugate(pairs: _Pairs, node: fx.Node, value: Any) -> Any:
 
 
 def _abs(pairs: _Pairs, node: fx.Node, value: Any) -> Any:
-    return pairs.call(_ATEN.linalg_vector_norm.default, pairs.pair(value), 2, [-1])
+    """Without squares of what is large or small: the larger part times the root of 1 and the square of a ratio."""
+    first, second = (pairs.call(_ATEN.abs.default, part) for part in pairs.parts(value))
+    large = pairs.call(_ATEN.maximum.default, first, second)
+    small = pairs.call(_ATEN.minimum.default, first, second)
+    ratio = pairs.call(_ATEN.where.self, pairs.call(_ATEN.eq.Tensor, small, large),  # also where both are 0
+                       pairs.call(_ATEN.ones_like.default, large), pairs.call(_ATEN.div.Tensor, small, large))
+    squares = pairs.call(_ATEN.add.Tensor, pairs.call(_ATEN.mul.Tensor, ratio, ratio), 1.0)
+    return pairs.call(_ATEN.mul.Tensor, large, pairs.call(_ATEN.sqrt.default, squares))
+
+
+def _negated(pairs: _Pairs, node: fx.Node, value: Any) -> Any:
+    return pairs.call(_ATEN.neg.default, pairs.pair(value) if pairs.is_complex(value) else value)
 
 
 def _forgotten(pairs: _Pairs, node: fx.Node, *_: Any, **__: Any) -> None:
@@ -252,12 +293,13 @@ _RULES: Mapping[Any, _Rule] = {
     _ATEN.resolve_conj.default: _unchanged, _ATEN._to_copy.default: _to_copy,
     _ATEN.mul.Tensor: _mul, _ATEN.div.Tensor: _div, _ATEN.add.Tensor: _sum(_ATEN.add.Tensor),
     _ATEN.sub.Tensor: _sum(_ATEN.sub.Tensor),
-    _ATEN.neg.default: lambda pairs, node, value: pairs.call(_ATEN.neg.default, pairs.pair(value)),
+    _ATEN.neg.default: _negated, _ATEN._neg_view.default: _negated,
     _ATEN.unsqueeze.default: _along(_ATEN.unsqueeze.default), _ATEN.squeeze.dim: _along(_ATEN.squeeze.dim),
     _ATEN.select.int: _along(_ATEN.select.int), _ATEN.slice.Tensor: _along(_ATEN.slice.Tensor, 0),
     _ATEN.index_select.default: _along(_ATEN.index_select.default),
-    _ATEN.view.default: _sized(_ATEN.view.default), _ATEN.reshape.default: _sized(_ATEN.reshape.default),
-    _ATEN._unsafe_view.default: _sized(_ATEN.view.default), _ATEN.expand.default: _sized(_ATEN.expand.default),
+    # pairs may lie in memory as complex numbers do not
+    **{shaped.default: _sized(_ATEN.reshape.default) for shaped in (_ATEN.view, _ATEN.reshape, _ATEN._unsafe_view)},
+    _ATEN.expand.default: _sized(_ATEN.expand.default),
     _ATEN.transpose.int: _transposed, _ATEN.permute.default: _permuted, _ATEN.cat.default: _cat,
     _ATEN.index.Tensor: _indexed, _ATEN.real.default: _part(0), _ATEN.imag.default: _part(1),
     _ATEN._conj.default: _conjugate, _ATEN._conj_physical.default: _conjugate, _ATEN.abs.default: _abs,

@@ -228,6 +228,13 @@ def test_what_is_there_once_of_a_free_number(shape: Sequence[int | str], attribu
     assert sizes_found[0] <= sizes_found[-1]
 
 
+def test_what_is_there_once_of_narrow_numbers() -> None:
+    """Which are not sorted as such."""
+    model = _model("(int8[n] x) => (int8[q] y, int64[q] i, int64[n] v, int64[q] c) { y, i, v, c = Unique(x) }")
+    given = [{"x": np.random.default_rng(0).integers(-9, 9, n).astype("int8")} for n in (1, 30)]
+    _check(mlc.compile(model, log=False), model, given)
+
+
 def test_what_is_there_once_is_of_a_fixed_number_of_numbers() -> None:
     with pytest.raises(ModelError, match="axis 1 of its input must be a number"):
         mlc.compile(_model("(float[2, n] x) => (float[q, w] y) { y = Unique<axis=0>(x) }"), log=False)

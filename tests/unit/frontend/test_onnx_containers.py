@@ -13,6 +13,7 @@ from onnx import parser
 
 import mlc
 from mlc.errors import InputError, ModelError, UsageError, ValuesNeededError
+from mlc.shapes import parse_shape
 from mlc.specialising import SpecialisingExecutable
 
 RNG = np.random.default_rng(0)
@@ -103,6 +104,45 @@ def test_given_forms_make_an_executable_that_can_be_saved(tmp_path: Path) -> Non
     assert [(s.name, s.shape) for s in by_number.inputs] == [(s.name, s.shape) for s in exe.inputs]
 
 
+@pytest.mark.parametrize("shapes", [
+    {"x": [[1, 3], [2, 3]]}, {"x": [[[1, 5], 3], "2,3"]}, {"x/0": (1, 3), "x/1": ((1, 2), 3)},
+], ids=str)
+def test_forms_of_some_containers_are_said_and_others_come(shapes: dict[str, Any]) -> None:
+    two = model("(seq(float[n, 3]) x, seq(float[n, 3]) w) => (float[p, 3] z)", """
+        a = ConcatFromSequence<axis=0>(x)
+        b = ConcatFromSequence<axis=0>(w)
+        z = Concat<axis=0>(a, b)""")
+    exe, session = mlc.compile(two, log=False, shapes=shapes), onnxruntime.InferenceSession(two.SerializeToString())
+    for rows in ([4], [2, 1]):
+        check(exe, session, {"x": [array(1, 3), array(2, 3)], "w": [array(n, 3) for n in rows]})
+
+
+def test_arrays_that_only_dlpack_reads() -> None:
+    class Held:
+        def __init__(self, array: np.ndarray) -> None:
+            self._array = array
+
+        def __dlpack__(self, **words: Any) -> Any:
+            return self._array.__dlpack__(**words)
+
+        def __dlpack_device__(self) -> Any:
+            return self._array.__dlpack_device__()
+
+    x, y = [array(2, 3), array(1, 3)], array(4, 3)
+    same(mlc.compile(JOINED, log=False)([Held(each) for each in x], Held(y))[0], np.concatenate([*x, y]))
+
+
+def test_a_name_behind_an_optional_sequence() -> None:
+    """Which is of no tensor of it."""
+    given = model("(optional(seq(float[2])) x, float[2] y) => (seq(float[2]) z, float[2] xxtensors)", """
+        e = OptionalGetElement(x)
+        z = SequenceInsert(e, y)
+        xxtensors = Neg(y)""").SerializeToString().replace(b"xxtensors", b"x/tensors")
+    z, negated = mlc.compile(onnx.ModelProto.FromString(given), log=False)([x := array(2)], y := array(2))
+    same(z, [x, y])
+    same(negated, -y)
+
+
 def test_what_a_specialising_executable_compiled_can_be_saved(tmp_path: Path) -> None:
     exe = mlc.compile(JOINED, log=False)
     with pytest.raises(UsageError, match=r"save exe.compiled\(x=\.\.\.\)"):
@@ -152,7 +192,11 @@ def test_places_that_are_inputs() -> None:
     ({"x": [(2,)]}, r"must fit the model's \(n,3\), got \(2\)"),
     ({"x": None}, "must be a list of shapes, got None; only an optional may hold nothing"),
     ({"x": 5}, "must be a list of shapes, one for each tensor of the sequence of g, got 5"),
-    ({"x": (2, 3)}, r"must be a list of shapes, one for each tensor of the sequence of g, got \[2, 3\]"),
+    ({"x": (2, 3)}, r"must be a list of shapes, one for each tensor of the sequence of g, got \(2, 3\)"),
+    ({"x": parse_shape("1..4,3")}, r"one for each tensor of the sequence of g, got 1..4,3$"),
+    ({"x": [(True, 3)]}, "shapes of x/0: a size must be a whole number, got True"),
+    ({"x": [], "y": 5}, "a shape must be sizes such as"),
+    ([("x", [])], "shapes must be those of inputs by name, such as {'x': .*got"), ({5: []}, "by name, such as"),
     ({"x": ["9..2,3"]}, "shapes of x/0: a range of sizes must be LOW..HIGH"),
     ({"x/1": (2, 3)}, "must say once of each tensor of x, from x/0 on, got x/1"),
     ({"x/0": (2, 3), "x": []}, "must say once of each tensor of x, from x/0 on, got x/0 beside x"),
@@ -177,7 +221,8 @@ def test_what_a_file_cannot_leave_open_is_said() -> None:
     (None, "input x must be a list of arrays, as it is a sequence, got NoneType"),
     ([array(2, 4)], "x/0 must fit the model's"),
     ([array(2, 3).astype("float64")], "input x/0 must be float32, got float64"),
-], ids=["an array", "nothing", "another shape", "another type"])
+    ([[[1.0, 2.0, 3.0], [1.0]]], "input x/0 must be an array, got list"),
+], ids=["an array", "nothing", "another shape", "another type", "rows of many lengths"])
 def test_what_no_sequence_is_is_said_of_a_call(x: Any, said: str) -> None:
     with pytest.raises((InputError, UsageError), match=said) as caught:
         mlc.compile(JOINED, log=False)(x, array(1, 3))
@@ -195,6 +240,8 @@ def test_a_call_with_another_length_than_said_is_refused() -> None:
 @pytest.mark.parametrize(("signature", "body", "shapes", "said"), [
     ("(seq(float[2]) x, float[2] x_0) => (float[2] y)", "y = Identity(x_0)", {"x": [(2,)]},
      "x/0, which is there already"),
+    ("(seq(float[2]) x, seq(float[2]) x_0) => (float[p] y)", "y = ConcatFromSequence<axis=0>(x_0)",
+     {"x": [(2,)], "x_0": [(2,)]}, "x/0, which is there already"),
     ("(float[2] x) => (seq(float[2]) y, float[2] y_1)", "y = SequenceConstruct(x) y_1 = Neg(x)", None,
      "y/1, which is there already"),
     ("(seq(float[2]) x) => (seq(float[2]) y)", "y = Identity(x)", {"x": []}, "a model must give some tensor"),
@@ -202,6 +249,7 @@ def test_a_call_with_another_length_than_said_is_refused() -> None:
      "y = Identity(x)", {"x": []}, "holds a sequence of none"),
 ])
 def test_what_is_ambiguous_is_refused_in_one_line(signature: str, body: str, shapes: Any, said: str) -> None:
+    shapes = shapes and {key.replace("_", "/"): shape for key, shape in shapes.items()}
     renamed = model(signature, body).SerializeToString().replace(b"x_0", b"x/0").replace(b"y_1", b"y/1")
     with pytest.raises(ModelError, match=said) as caught:
         mlc.compile(onnx.ModelProto.FromString(renamed), log=False, shapes=shapes)

@@ -143,6 +143,16 @@ def test_as_onnxruntime(kind: str, whole: int, k: int, tokens: int | str) -> Non
         same(exe(**fed)[0], session.run(None, fed)[0])
 
 
+def test_of_equal_scores_onnxruntime_takes_the_last() -> None:
+    """As where padding has none at all."""
+    rng = np.random.default_rng(8)
+    inputs, weights = floats(rng)
+    given = model("MoE", inputs, weights, [3, HIDDEN], k=2, activation_type="relu", normalize_routing_weights=1)
+    fed = {**feeds(rng, 3), "r": np.array([[0, 0, 0, 0], [1, 0, 1, 1], [2, 1, 1, 0]], "float32")}
+    (wanted,) = onnxruntime.InferenceSession(given.SerializeToString()).run(None, fed)
+    same(mlc.compile(given, log=False)(**fed)[0], wanted)
+
+
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("bits", "block", "zeros", "fusion"), [
     (4, 16, True, 1), (2, 0, False, 0), (4, 0, True, 1), (4, 16, False, 0), (8, 0, False, 0), (8, 0, True, 1),
