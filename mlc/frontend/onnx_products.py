@@ -80,9 +80,8 @@ def _matmul_nbits(nodes: Nodes) -> str:
     if block < 16 or block & (block - 1):
         raise nodes.refused(f"block_size must be a power of two of at least 16, got {block}; quantise it again")
     _check_sizes(nodes, rows, columns)
-    if order and np.any(nodes.known(order, "g_idx") != np.arange(columns) // block):
-        raise nodes.refused("g_idx must be left out; quantise the weights in their order")
     count, middle = -(-columns // block), 1 << (bits - 1)
+    _check_order(nodes, order, columns, block)
     packed, steps = nodes.known(b, "B"), nodes.known(scales, "scales")
     narrow = steps.dtype if steps.dtype != np.float32 else None  # a type to store, not to multiply in
     if narrow is not None:
@@ -115,6 +114,18 @@ def _check_sizes(nodes: Nodes, rows: int, columns: int) -> None:
         raise nodes.refused(f"N and K must be at least 1, got {rows} and {columns}; quantise the weights again")
 
 
+def _check_order(nodes: Nodes, order: str, columns: int, block: int) -> None:
+    """That ``g_idx`` says of every column, and of those that fill the last block where it has them, its own block."""
+    if not order:
+        return
+    given, whole = nodes.known(order, "g_idx"), columns + -columns % block
+    if given.shape not in ((columns,), (whole,)):
+        raise nodes.refused(f"g_idx must be of {[columns]}, one block's number for each column, got "
+                            f"{list(given.shape)}; quantise the weights again")
+    if np.any(given[:columns] != np.arange(columns) // block):
+        raise nodes.refused("g_idx must be left out; quantise the weights in their order")
+
+
 def _zero_points(nodes: Nodes, zeros: str, shape: tuple[int, int], bits: int) -> np.ndarray | None:
     """Zero points about the middle of the range, one for each block: as int8, or float32 where they are not whole; None
     where they are zero."""
@@ -128,6 +139,9 @@ def _zero_points(nodes: Nodes, zeros: str, shape: tuple[int, int], bits: int) ->
             raise nodes.refused(f"zero_points must be of {[rows, width]} bytes for {list(shape)} blocks, got "
                                 f"{list(given.shape)}; quantise the weights again")
         numbers = unpacked(given.reshape(rows, width), bits)[:, :count].astype("float64")
+    elif given.dtype.kind in "iub":
+        raise nodes.refused(f"zero_points must be uint8 or floating-point numbers, got {given.dtype}; quantise the "
+                            "weights again")
     elif given.size != rows * count:
         raise nodes.refused(f"zero_points must be of {list(shape)}, one for each block, got {list(given.shape)}; "
                             "quantise the weights again")

@@ -91,11 +91,7 @@ def phases(call: relax.Call, inner: ChannelBlocks, out: ChannelBlocks) -> Convol
 
 def with_zeros(call: relax.Call) -> Convolution:
     """What the plain kernel of a transposed convolution computes: it convolves an image of mostly zeros."""
-    n, channels, *_ = shape_of(call.args[0])
-    filters = shape_of(call)[1]
-    rows, columns = transposed_axes(call)
-    size = (rows.out + rows.kernel - 1, columns.out + columns.kernel - 1)
+    (n, channels, *_), (_, filters, *out), kernel = shape_of(call.args[0]), shape_of(call), shape_of(call.args[1])[2:]
+    size = (out[0] + kernel[0] - 1, out[1] + kernel[1] - 1)  # a dilated kernel has as many elements
     return Convolution(
-        n, channels, filters, size, (rows.kernel, columns.kernel), (1, 1), (0,) * 4, (1, 1), int(call.attrs.groups), 1,
-        1,
-    )
+        n, channels, filters, size, (kernel[0], kernel[1]), (1, 1), (0,) * 4, (1, 1), int(call.attrs.groups), 1, 1)

@@ -232,6 +232,8 @@ def _scaled(expr: relax.Expr, bound: _Bound) -> _Weight | None:
     integers = _integers(cast.args[0], bound) if cast is not None else None
     if found is None or integers is None or integers.ndim != 2 or not integers.size:
         return None
+    if np.broadcast_shapes(found[1].shape, integers.shape) != integers.shape:  # few integers, which scales spread
+        return None
     scale = np.broadcast_to(found[1], integers.shape)
     rows, columns = (_repeated(each) for each in (scale, scale.T))
     block = (rows, 1) if rows >= columns else (1, columns)

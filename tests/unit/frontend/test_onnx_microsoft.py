@@ -448,8 +448,8 @@ def test_a_chain_whose_shapes_follow_one_another() -> None:
     np.testing.assert_allclose(mlc.compile(model, log=False)(x)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
-def _blocks_model(changed: Mapping[str, Any]) -> Any:
-    case = _blocks_case(4, 32, 64, "packed")
+def _blocks_model(changed: Mapping[str, Any], depth: int = 64) -> Any:
+    case = _blocks_case(4, 32, depth, "packed")
     constants = {**case.constants, **{k: v for k, v in changed.items() if isinstance(v, np.ndarray)}}
     attributes = {**case.attributes, **{k: v for k, v in changed.items() if isinstance(v, int)}}
     inputs = ["x", "b", "s", "z", *(["g"] if "g" in constants else [])]
@@ -468,7 +468,9 @@ def _blocks_model(changed: Mapping[str, Any]) -> Any:
     ({"z": np.full((6, 2), np.nan, "float32")}, "zero_points must be finite"),
     ({"N": -6}, "N and K must be at least 1, got -6 and 64"),
     ({"K": 0}, "N and K must be at least 1, got 6 and 0"),
+    ({"z": np.zeros((6, 2), "int8")}, "zero_points must be uint8 or floating-point numbers, got int8"),
     ({"g": np.arange(64, dtype="int32")[::-1] // 32}, "g_idx must be left out"),
+    ({"g": np.zeros(3, "int32")}, r"g_idx must be of \[64\], one block's number for each column, got \[3\]"),
 ])
 def test_weights_that_do_not_fit(changed: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
@@ -476,8 +478,10 @@ def test_weights_that_do_not_fit(changed: Mapping[str, Any], message: str) -> No
     assert "\n" not in str(caught.value) and "lin" in str(caught.value)
 
 
-def test_an_order_that_is_that_of_the_blocks() -> None:
-    load_model(_blocks_model({"g": np.arange(64, dtype="int32") // 32}))
+@pytest.mark.parametrize(("depth", "listed"), [(64, 64), (40, 40), (40, 64)])
+def test_an_order_that_is_that_of_the_blocks(depth: int, listed: int) -> None:
+    """It may go on to the end of the last block."""
+    load_model(_blocks_model({"g": np.arange(listed, dtype="int32") // 32}, depth))
 
 
 @pytest.mark.parametrize("operator", ["DynamicQuantizeGRU", "QLinearBinary"])

@@ -90,3 +90,21 @@ def test_few_integers_of_more_bits_are_right() -> None:
     np.testing.assert_allclose(exe(x)[0], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
     assert sum(int(np.prod(entry["shape"])) for entry in exe.metadata["weights"] if entry["dtype"] == "uint32"
                ) == _DEPTH * _COLUMNS // 4
+
+
+@pytest.mark.parametrize(("integers", "scale"), [((4096, 1), (1, 8)), ((1, 4096), (16, 1))])
+def test_integers_that_scales_spread(integers: tuple[int, int], scale: tuple[int, int]) -> None:
+    """An outer product is no matrix of integers."""
+    rng = np.random.default_rng(4)
+    constants = {"w": rng.integers(-100, 101, integers).astype("int16"),
+                 "s": rng.uniform(0.01, 0.1, scale).astype("float32")}
+    depth, columns = np.broadcast_shapes(integers, scale)
+    nodes = [_node("Cast", "w", "c", to=TensorProto.FLOAT), _node("Mul", "c s", "v"), _node("MatMul", "x v", "y")]
+    graph = helper.make_graph(
+        nodes, "outer", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, columns])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = rng.standard_normal((3, depth)).astype("float32")
+    wanted = x.astype("float64") @ (constants["w"] * constants["s"].astype("float64"))
+    np.testing.assert_allclose(mlc.compile(model, log=False)(x)[0], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())

@@ -109,3 +109,13 @@ def test_a_single_input_takes_one_tap() -> None:
     assert (rows.out, rows.taps, rows.padding) == (4, 1, (0, 0))
     assert columns == Axis(4, 4, 2, 1, 1, 0)
     assert (columns.out, columns.taps) == (8, 2)
+
+
+def test_a_dilated_kernel_is_priced_by_its_outputs() -> None:
+    """Which are none where the elements of the kernel lie side by side."""
+    model = _model((6, 3), (3, 4), 16, 16, 1, {"dilations": [1, 2], "auto_pad": "SAME_UPPER"})
+    imported = load_model(model)
+    data = np.random.default_rng(5).standard_normal(imported.inputs[0].shape).astype("float32")
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": data})
+    (actual,) = evaluate(optimise(imported.mod, CPU), data)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
