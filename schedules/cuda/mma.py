@@ -71,8 +71,8 @@ _LANES = 1024
 _FEWEST_STEPS, _MOST_ZEROS = 2, 8
 #: rows, or columns, of a product that are worth a tile
 _FEWEST_ROWS = 4
-#: cycles until a copy from the second cache lands
-_LATENCY = 600
+#: warps that keep a multiprocessor's four tensor cores busy, and cycles until a copy from the second cache lands
+_WARPS, _LATENCY = 8, 600
 #: the part of the shorter of products and fetches that the longer does not hide where a multiprocessor has one block,
 #: whose warps wait for each other at each step, and where it has several; measured on an H200
 _ALONE, _BESIDE = 0.75, 0.1
@@ -320,7 +320,7 @@ def estimate(
     fetched = tile.warps * (tile.warp_m + tile.warp_n) * tile.block_k
     shared = (fetched + tile.stage_bytes) / _SHARED_RATE
     busy = max(products, shared) + min(products, shared) * (_ALONE if here == 1 else _BESIDE)
-    busy += _FELT * _copying(tile, contraction, kind)
+    busy = (busy + _FELT * _copying(tile, contraction, kind)) * max(1.0, _WARPS / (here * tile.warps)) ** 0.5
     rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
     on_the_way = here * (tile.stages - 1) * tile.stage_bytes
     late = max(1.0, rate * _LATENCY / on_the_way) if on_the_way else 2.0
@@ -329,7 +329,8 @@ def estimate(
     step = max(busy, tile.stage_bytes / rate * late) * (1 + 0.1 / tile.stages)
     time = max(rounds * (steps * step + ends / here), _from_memory(tile, contraction, kind, gpu, here))
     if tile.split_k > 1:
-        time += 3 * _LATENCY + parts_cycles(contraction, tile.split_k, tile.block_m * tile.block_n, rounds, gpu)
+        time += 3 * _LATENCY + parts_cycles(
+            contraction, tile.split_k, (tile.block_m, tile.block_n), tile.threads, rounds, gpu)
     return time
 
 

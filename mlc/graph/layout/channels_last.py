@@ -54,8 +54,9 @@ _TILE = 128
 _INSTRUCTIONS, _WAITING = 8, 160
 #: filters of a group, and products of each of their sums, that tensor cores take at least
 _LEAST_ROWS, _LEAST_DEPTH = 16, 32
-#: bytes that the least asynchronous copy takes
-_ASYNCHRONOUS = 4
+#: bytes that the least asynchronous copy takes; the products of a sum that are multiplied at a time, and the cycles for
+#: which threads wait for what they copy by themselves before
+_ASYNCHRONOUS, _STEP, _LATENCY = 4, 64, 600
 
 
 def ChannelsLast(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
@@ -182,9 +183,10 @@ class _Planner(Planner):
         patches = conv.n * math.prod(conv.out) * depth * conv.groups
         products = 2.0 * patches * filters / gpu.tensor_flops(bits)
         copies = patches * math.ceil(filters / _TILE) / vector
-        instructions = _INSTRUCTIONS if vector * conv.element >= _ASYNCHRONOUS else _WAITING
-        copying = copies * instructions / (gpu.lanes * gpu.multiprocessors * gpu.hz)
-        return max(products, copying, conv.image_bytes / gpu.memory_rate) + gpu.launch_seconds
+        alone = vector * conv.element < _ASYNCHRONOUS
+        copying = copies * (_WAITING if alone else _INSTRUCTIONS) / (gpu.lanes * gpu.multiprocessors * gpu.hz)
+        waiting = depth / _STEP * _LATENCY / gpu.hz if alone else 0.0
+        return max(products, copying, conv.image_bytes / gpu.memory_rate) + waiting + gpu.launch_seconds
 
 
 class _Values(Values):

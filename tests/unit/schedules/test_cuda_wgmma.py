@@ -173,7 +173,7 @@ def test_products_of_few_large_tiles_have_smaller_ones(shape: tuple[int, int, in
 def test_who_takes_what() -> None:
     func = case_of(128, 128, 128).func()
     assert registry.find(func, HOPPER).name == SPACE.name
-    assert registry.find(case_of(128, 768, 3072).func(), HOPPER).name == "cuda.mma", "its sum is cut over idle blocks"
+    assert registry.find(case_of(64, 256, 16384).func(), HOPPER).name == "cuda.mma", "its sum is cut over idle blocks"
     for other in ("cuda:sm_80", "cuda:sm_90", "cuda:sm_80,sm_90a"):
         assert registry.find(func, resolve(other).tvm).name == "cuda.mma"
     with pytest.raises(InvalidDecision, match="need sm_90a, got sm_80"):
