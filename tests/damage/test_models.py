@@ -17,7 +17,7 @@ from tests.damage.networks import NETWORKS, network
 
 #: for each kind of damage the seed of a file that is a model all the same, one that takes little time
 SOUND = {
-    "attribute": 140, "dimensions": 140, "types": 280, "names": 10, "edges": 100, "operators": 40, "order": 160,
+    "attribute": 140, "dimensions": 140, "types": 280, "names": 10, "edges": 100, "operators": 40, "order": 10,
     "weights": 10, "versions": 40, "nested": 70, "many": 20, "grown": 110, "several": 220, "flip": 50, "text": 230,
 }
 

@@ -195,7 +195,8 @@ def _compiled(sources: Sequence[Source]) -> list[list[Kernel] | str]:
     alike = defaultdict(list)
     for number, source in enumerate(sources):
         declared, kernel, body = source.text.partition(_KERNEL)
-        alike[source.arch, _FUNCTION.sub("", declared)].append((number, _FUNCTION.findall(declared), kernel + body))
+        common = "\n".join(filter(str.strip, _FUNCTION.sub("", declared).splitlines()))
+        alike[source.arch, common].append((number, _FUNCTION.findall(declared), kernel + body))
     made: list[list[Kernel] | str] = [""] * len(sources)
     for (arch, declared), group in alike.items():
         numbers = [number for number, _, _ in group]
