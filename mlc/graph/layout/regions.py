@@ -103,9 +103,6 @@ def constant_bytes(func: relax.Function) -> int:
 class Planner:
     """The choice of layouts for a straight-line function on CPUs."""
 
-    #: what a transpose between images and rows of channels does, where that is no copy (:meth:`Rewriter.rows_of`, too)
-    rows_of = staticmethod(lambda value: rows_of(value))
-
     def __init__(self, func: relax.Function, target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> None:
         self._func = func
         self._bound = {binding.var: binding.value for binding in bindings(func)}
@@ -117,6 +114,11 @@ class Planner:
         for _ in range(2):  # a part of a concatenation may be one itself
             for var, value in self._bound.items():
                 self._spread(var, value)
+
+    @staticmethod
+    def rows_of(value: relax.Expr) -> Rows | None:
+        """What a transpose between images and rows of channels does, where that is no copy; as the rewriter has it."""
+        return rows_of(value)
 
     def choose(self) -> dict[Hashable, Choice]:
         """The alternative of each variable that is needed; the result is plain."""
