@@ -24,7 +24,7 @@ from mlc.measure.data import Param, mismatch, numpy_dtype, poison, random_arrays
 from mlc.measure.gauge import Gauge, undisturbed
 from mlc.measure.protocol import Message
 from mlc.measure.rotation import Rotation, copies_of
-from mlc.measure.timing import Plan, time_candidate
+from mlc.measure.timing import Pace, Plan, time_candidate
 from schedules.caches import native_last_level
 
 __all__ = ["ENTRY", "Bench", "Built", "Failure", "last_line"]
@@ -37,6 +37,8 @@ _FIRST, _PROMISING, _KEPT = 2, 1.05, 48
 _CACHE_BYTES = 1 << 30  # of inputs and references kept in a worker, besides those in use
 #: seconds of a run after which nothing is timed again: its limit is near
 _LONG = 1.0
+#: seconds of a baseline's call beyond which candidates are timed without it: they take long enough by themselves
+_LONG_BASELINE = 0.25
 #: a candidate that takes this many times as long as the best, the machine's slowness taken out, is not timed again
 _HOPELESS = 1.15
 
@@ -89,6 +91,7 @@ class Bench:
         self._gauge: Gauge | None = None
         self._built: dict[int, Built] = {}
         self._promising: OrderedDict[tuple[str, ...], Built] = OrderedDict()
+        self._baselines: dict[str, Built] = {}
         self._batch = -1
         self._data: OrderedDict[str, _Data] = OrderedDict()
 
@@ -101,16 +104,15 @@ class Bench:
             self._built.clear()
             self._batch = job["batch"]
         start = time.perf_counter()
-        code = (job["func"], job["target"], job["trace"], job["scheduled"])
-        built = self._promising.get(code)
-        if built is None:
-            try:
-                module, code_hash = self._module(job)
-            except Exception as error:
-                raise Failure("build", last_line(error)) from error
-            built = Built(module, self._entry(module), code_hash, code)
-        self._built[job["id"]] = built
+        built = self._built[job["id"]] = self._made(job)
         return {"code_hash": built.code_hash, "build_seconds": time.perf_counter() - start}
+
+    def hold(self, job: Message) -> Message:
+        """Make a task's baseline ready, until a later job's ``forget`` has its ``name``."""
+        for name in job["forget"]:
+            self._baselines.pop(name, None)
+        self._baselines[job["name"]] = self._made(job)
+        return {}
 
     def prepare(self, job: Message) -> Message:
         """Draw the task's inputs and read its reference, so that a run need not."""
@@ -136,7 +138,11 @@ class Bench:
                 return False
             return not plan.best or median(times) < slowness * _HOPELESS * plan.best
 
-        if self._on_cpu(job):
+        baseline = self._baselines.get(job["baseline"])
+        if baseline is not None and 0 < job["baseline_seconds"] < _LONG_BASELINE:
+            pace = Pace(self._timer(baseline, job), job["baseline_seconds"], plan.min_repeat_seconds)
+            times, slowness = time_candidate(timer, plan, pace), 1.0
+        elif self._on_cpu(job):
             times, slowness = undisturbed(lambda: time_candidate(timer, plan), self._machine(job), may_win)
         else:  # of its own machine a GPU is the only user
             times, slowness = time_candidate(timer, plan), 1.0
@@ -212,6 +218,18 @@ class Bench:
         if self._gauge is None:
             self._gauge = Gauge(self._clock(job))
         return self._gauge
+
+    def _made(self, job: Message) -> Built:
+        """A candidate's code, built if it is not here yet."""
+        code = (job["func"], job["target"], job["trace"], job["scheduled"])
+        here = self._promising.get(code) or next((b for b in self._built.values() if b.code == code), None)
+        if here is not None:
+            return here
+        try:
+            module, code_hash = self._module(job)
+        except Exception as error:
+            raise Failure("build", last_line(error)) from error
+        return Built(module, self._entry(module), code_hash, code)
 
     def _keep(self, built: Built) -> None:
         self._promising[built.code] = built

@@ -27,6 +27,8 @@ DISTURBED = 1.2
 _REMEMBERED = 200
 #: readings at once, of which the median counts
 _READINGS = 3
+#: seconds of work after which cores that slept are at their speed
+_WAKING = 0.012
 #: calls of a reading, and their multiplications and additions for each thread: some 60 microseconds together
 _CALLS, ROUNDS, LANES = 8, 6_000, 128
 #: attempts to find a quiet moment for one candidate, and the seconds between two
@@ -36,10 +38,13 @@ _LOOKED_AT, _RARE = 16, 0.5
 
 
 class Gauge:
-    """Reads the machine's speed; ``clock`` gives the seconds of one reading."""
+    """Reads the machine's speed; ``clock`` gives the seconds of one reading, and :meth:`wake` works for ``waking``
+    seconds of the ``now`` that it is told."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float], waking: float = _WAKING, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock, self._waking, self._now = clock, waking, now
         self._past: deque[float] = deque(maxlen=_REMEMBERED)
         #: whether the last first attempts were disturbed
         self.disturbed: deque[bool] = deque(maxlen=_LOOKED_AT)
@@ -48,6 +53,12 @@ class Gauge:
     def rarely(self) -> bool:
         """Whether the machine is quiet most of the time."""
         return sum(self.disturbed) <= max(_RARE * len(self.disturbed), 1)
+
+    def wake(self) -> None:
+        """Bring cores that slept to their speed: after it, a reading tells of others' work alone."""
+        until = self._now() + self._waking
+        while self._now() < until:
+            self._clock()
 
     def slowness(self) -> float:
         """How many times slower than its best of late the machine is, at least 1."""
@@ -69,6 +80,7 @@ def undisturbed(
     for attempt in range(_ATTEMPTS):
         if attempt:
             pause(_PAUSE)
+        gauge.wake()
         before = gauge.slowness()
         result = measure()
         slowness = max(before, gauge.slowness())

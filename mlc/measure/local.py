@@ -5,6 +5,10 @@ candidates run one after the other, each in the worker that built it, while the 
 disturbs the times. A time is that of repeated calls on the same activations, which are found in the caches as far as
 they fit, as a model's mostly are. Weights are another matter: a model comes back to them after it has read all the
 others, so calls take turns among as many copies of them (see :mod:`mlc.measure.rotation`).
+
+Where requests name a baseline, every worker builds that of the tasks whose candidates it has, once, and times it in
+between: a shared machine's speed, and where in memory a worker's buffers happen to lie, change times by more than most
+decisions do.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ __all__ = ["LocalMeasurer"]
 _REFERENCE_SECONDS = 300.0  # for the unscheduled function of a task
 _DATA_SECONDS = 120.0  # for a worker to draw a task's inputs
 _LEAST_SECONDS = 0.5  # a run gets this much even if the build took nearly all of the candidate's time
+_HELD = 48  # baselines that a worker keeps the code of
 
 OnResult = Callable[[int, MeasureResult], None]
 
@@ -101,6 +106,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         self._pool = Pool(workers, options.threads, self._folder, kind)
         self._references: dict[str, _Reference] = {}
         self._known: dict[tuple[str, str], MeasureResult] = {}
+        self._usual: dict[str, float] = {}  # seconds of the baselines that were timed here
         self._batches = 0
         self._ran: WorkerProcess | None = None  # the last candidate's
 
@@ -159,9 +165,12 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             self._pool.serve(jobs, slots)
             self._pool.settle()
             self._prepare(batch)
-            # those of one worker after another, first of the one that ran last: whenever the worker changes, the last
-            # one's threads must be idle
-            for candidate in sorted(batch.open(), key=lambda c: (c.worker is not self._ran, self._slot(c.worker))):
+            self._hold(batch)
+            # baselines, then those of one worker after another, first of the one that ran last: whenever the worker
+            # changes, the last one's threads must be idle
+            for candidate in sorted(batch.open(), key=lambda c: (
+                not _is_baseline(c.request), c.worker is not self._ran, self._slot(c.worker),
+            )):
                 self._run(batch, candidate)
 
     def _prepare(self, batch: _Batch) -> None:
@@ -175,6 +184,20 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
                 job = self._prepare_job(batch, candidate)
                 jobs[worker.pid, path] = replace(job, slot=self._pool.slot_of(worker))
         self._pool.serve(jobs.values())
+
+    def _hold(self, batch: _Batch) -> None:
+        """Let all workers build the baselines that they lack, at once."""
+        jobs = []
+        for candidate in batch.open():
+            worker, name = candidate.worker, _baseline(candidate)
+            if batch.fresh or not name or worker is None or not self._pool.living(worker) or name in worker.baselines:
+                continue
+            forget = list(worker.baselines)[: max(0, len(worker.baselines) + 1 - _HELD)]
+            for gone in forget:
+                del worker.baselines[gone]
+            worker.baselines[name] = False
+            jobs.append(self._hold_job(batch, candidate, name, forget, self._pool.slot_of(worker)))
+        self._pool.serve(jobs)
 
     def _run(self, batch: _Batch, candidate: _Candidate) -> None:
         worker, reference = candidate.worker, candidate.reference
@@ -251,6 +274,17 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         message = {"job": "build", "batch": batch.number, "id": candidate.index, **asdict(candidate.request)}
         return Job(message, batch.options.timeout, done)
 
+    def _hold_job(self, batch: _Batch, candidate: _Candidate, name: str, forget: list[str], slot: int) -> Job:
+        """A baseline that cannot be built is missed, nothing else: as a candidate it fails by itself."""
+        request = candidate.request
+
+        def done(worker: WorkerProcess, answer: Message) -> None:
+            worker.baselines[name] = "failure" not in answer
+
+        message = {"job": "hold", "name": name, "forget": forget, "func": request.func, "target": request.target,
+                   "trace": request.baseline, "scheduled": ""}
+        return Job(message, batch.options.timeout, done, slot)
+
     def _prepare_job(self, batch: _Batch, candidate: _Candidate) -> Job:
         """Drawing inputs may take seconds for large tasks, which is not the candidate's fault."""
 
@@ -270,6 +304,8 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
                 batch.settle(candidate, MeasureResult(
                     tuple(answer["times"]), run_seconds=answer["run_seconds"], slowness=answer["slowness"],
                 ))
+                if _is_baseline(candidate.request) and not batch.fresh:
+                    self._usual.setdefault(_baseline(candidate), statistics.median(answer["times"]))
             worker.runs += 1
             worker.ran.add(code_of(candidate.request))
             if candidate.result is not None:
@@ -279,10 +315,15 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         return Job(self._run_message(batch, candidate) | {"job": "run"}, limit, done)
 
     def _run_message(self, batch: _Batch, candidate: _Candidate) -> Message:
-        request, options = candidate.request, batch.options
+        request, options, name = candidate.request, batch.options, _baseline(candidate)
+        usual = request.baseline_seconds or self._usual.get(name, 0.0)
+        held = not batch.fresh and candidate.worker is not None and candidate.worker.baselines.get(name, False)
+        first = _is_baseline(request) and not usual and not batch.fresh  # all others are measured by it
         return {
             "id": candidate.index, "func": request.func, "target": request.target,
-            "reference": str(candidate.reference.path), "rtol": options.rtol, "repeats": options.repeats,
+            "reference": str(candidate.reference.path), "rtol": options.rtol,
+            "repeats": options.most_repeats if first else options.repeats,
+            "baseline": name if held else "", "baseline_seconds": usual,
             "warmup_runs": options.warmup_runs, "min_repeat_seconds": options.min_repeat_seconds,
             "most_repeats": options.most_repeats, "best": 0.0 if batch.fresh else request.best,
             "cutoff": options.cutoff, "constants": request.constants, "constant_bytes": request.constant_bytes,
@@ -293,6 +334,18 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             candidate.crashes += 1  # perhaps an earlier candidate did it: once more, in another worker
             return
         batch.settle(candidate, _failure(answer))
+
+
+def _baseline(candidate: _Candidate) -> str:
+    """The name of a candidate's baseline, one for each task and coldness of its weights; empty for none."""
+    request = candidate.request
+    if not request.baseline:
+        return ""
+    return f"{candidate.reference.path.stem}/{request.constants}/{request.constant_bytes}/{hash(request.baseline)}"
+
+
+def _is_baseline(request: MeasureRequest) -> bool:
+    return bool(request.baseline) and request.trace == request.baseline
 
 
 def code_of(request: MeasureRequest) -> int:

@@ -36,6 +36,8 @@ class MeasureRequest:
     ``constants`` are the positions of the parameters that hold weights and ``constant_bytes`` how much of them the
     model reads before it reads one again (see :class:`mlc.graph.task.Task`): times are with weights as cold as that.
     ``best`` is the time in seconds that is to be beaten, 0 for none: whoever is clearly slower is not timed for long.
+    ``baseline`` is the trace of the candidate that the task's others are timed beside on this machine (empty: none),
+    and ``baseline_seconds`` what it takes, 0 where it has yet to be timed; see :class:`mlc.measure.timing.Pace`.
     """
 
     task_key: str
@@ -46,6 +48,8 @@ class MeasureRequest:
     constants: tuple[int, ...] = ()
     constant_bytes: int = 0
     best: float = 0.0
+    baseline: str = ""
+    baseline_seconds: float = 0.0
 
     @staticmethod
     def of(task: Task, trace: str) -> MeasureRequest:
@@ -60,8 +64,9 @@ class MeasureRequest:
 class MeasureResult:
     """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code.
 
-    ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`), and
-    ``machine`` which machine it was, empty for this one, and ``device`` which of a fleet's devices.
+    ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`), 1
+    where ``times`` are relative to a baseline's and so free of it. ``machine`` is which machine it was, empty for this
+    one, and ``device`` which of a fleet's devices.
     """
 
     times: tuple[float, ...] = ()

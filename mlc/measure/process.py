@@ -41,6 +41,7 @@ class WorkerProcess:
         self.runs = 0  # how many candidates ran in it
         self.ran: set[int] = set()  # which: the code of some of them it still has
         self.prepared: set[Path] = set()  # references of the tasks whose inputs it has drawn
+        self.baselines: dict[str, bool] = {}  # those that it has, and those that it could not build
 
     @property
     def pid(self) -> int:

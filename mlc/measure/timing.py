@@ -4,6 +4,10 @@ A repeat is the mean of as many calls as take ``min_repeat_seconds``. Whoever is
 task after the first call, or after the first repeat, gets no more: most candidates of a search are, and what matters
 of them is their order of magnitude (successive halving with one rival; Jamieson and Talwalkar, 2016). Whoever is so
 close to the best that noise decides is timed on, until the difference is significant or ``most_repeats`` are used up.
+
+On a shared machine everything takes half as long again for a second or a minute, and cores that slept are slow for
+some milliseconds. Between its repeats a candidate's :class:`Pace` is taken, from another candidate of the same task on
+the same data: what disturbs both of them does not change which is faster.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 
-__all__ = ["Plan", "standard_error", "time_candidate"]
+__all__ = ["Pace", "Plan", "standard_error", "time_candidate"]
 
 #: a single call may be this many times slower than the best before it is one too many
 _FIRST_CALL = 2.0
 #: and the first repeat
 _FIRST_REPEAT = 1.15
+#: this many times as slow after a repeat as before it, or the reverse, the machine has changed
+_STEADY = 1.1
 #: standard errors between two times that are told apart
 _SIGNIFICANT = 2.0
 #: a relative standard error that is small enough for anything
@@ -40,23 +46,52 @@ class Plan:
     best: float = 0.0
 
 
-def time_candidate(timer: Callable[[int], float], plan: Plan) -> list[float]:
-    """Seconds a call, one figure for each repeat; ``timer`` gives the mean of so many calls."""
+class Pace:
+    """How many times as long as usual the machine takes at the moment: a baseline's mean time, by ``timer``, over the
+    ``usual`` seconds of one call, in a reading of ``shortest`` seconds or more."""
+
+    def __init__(self, timer: Callable[[int], float], usual: float, shortest: float) -> None:
+        self._timer, self._usual = timer, usual
+        self._count = max(1, math.ceil(shortest / usual))
+        self()  # cores that slept are at their speed after it
+
+    def __call__(self) -> float:
+        return self._timer(self._count) / self._usual
+
+
+def time_candidate(
+    timer: Callable[[int], float], plan: Plan, pace: Callable[[], float] = lambda: 1.0
+) -> list[float]:
+    """Seconds a call, one figure for each repeat; ``timer`` gives the mean of so many calls.
+
+    Each is divided by the ``pace`` of the machine, the mean of those before and after it; one that changed meanwhile
+    makes a figure that counts only where there is no other.
+    """
     if plan.warmup_runs > 1:  # the check of its output was a run too
         timer(plan.warmup_runs - 1)
+    before = pace()
     first = timer(1)
     if plan.cutoff and first > plan.cutoff:
-        return [first]
-    if plan.best and first > _FIRST_CALL * plan.best:
+        return [first / before]
+    limit = _FIRST_CALL * plan.best * before
+    if plan.best and first > limit:
         first = min(first, timer(1))  # once may be bad luck
-        if first > _FIRST_CALL * plan.best:
-            return [first]
-    count, times = _calls(timer, first, plan)
-    if plan.best and times[0] > _FIRST_REPEAT * plan.best:
-        return times
-    while len(times) < plan.repeats or (len(times) < plan.most_repeats and _undecided(times, plan.best)):
-        times.append(timer(count))
-    return times
+        if first > limit:
+            return [first / before]
+    count, seconds = _calls(timer, first, plan)
+    times: list[float] = []
+    doubtful: list[float] = []
+    while True:
+        after = pace()
+        steady = max(before, after) <= _STEADY * min(before, after)
+        (times if steady else doubtful).append(2 * seconds / (before + after))
+        if len(times) == 1 and plan.best and times[0] > _FIRST_REPEAT * plan.best:
+            return times
+        if len(times) + len(doubtful) >= plan.most_repeats:
+            return times or doubtful
+        if len(times) >= plan.repeats and not _undecided(times, plan.best):
+            return times
+        before, seconds = after, timer(count)
 
 
 def standard_error(times: Sequence[float]) -> float:
@@ -65,17 +100,17 @@ def standard_error(times: Sequence[float]) -> float:
     return 1.2533 * stdev(times) / math.sqrt(len(times)) if len(times) > 1 else math.inf
 
 
-def _calls(timer: Callable[[int], float], first: float, plan: Plan) -> tuple[int, list[float]]:
-    """How many calls make a repeat, and the first repeat."""
+def _calls(timer: Callable[[int], float], first: float, plan: Plan) -> tuple[int, float]:
+    """How many calls make a repeat, and the first repeat's seconds a call."""
     shortest = plan.min_repeat_seconds
     if first >= shortest:
-        return 1, [first]
+        return 1, first
     count = math.ceil(shortest / max(first, 1e-7))
     seconds = timer(count)
     if seconds * count < 0.8 * shortest:  # the first call was slower than the rest
         count = math.ceil(shortest / max(seconds, 1e-8))
         seconds = timer(count)
-    return count, [seconds]
+    return count, seconds
 
 
 def _undecided(times: Sequence[float], best: float) -> bool:

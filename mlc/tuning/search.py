@@ -70,10 +70,14 @@ class Search:
         """The strategy's next candidates."""
         return self.strategy.ask(n)
 
-    def request(self, trace: str) -> MeasureRequest:
-        """What a measurer needs to build and run a trace of this task."""
-        best = self.state.best
-        return replace(self._request, trace=trace, best=best if math.isfinite(best) else 0.0)
+    def request(self, trace: str, paired: bool = False) -> MeasureRequest:
+        """What a measurer needs to build and run a trace of this task, ``paired`` with its default's."""
+        best, default, usual = self.state.best, self.space.default, self.state.default
+        return replace(
+            self._request, trace=trace, best=best if math.isfinite(best) else 0.0,
+            baseline=default.trace if paired and default is not None else "",
+            baseline_seconds=usual if paired and math.isfinite(usual) else 0.0,
+        )
 
     def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> list[Sample]:
         """Let the strategy know the results; what the cost model may learn from them."""

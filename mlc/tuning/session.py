@@ -121,6 +121,7 @@ class _Run:
         self._measurer = measurer if isinstance(measurer, Dispatcher) else Dispatcher(
             LocalExecutor(measurer), MeasureOptions(target.threads))
         self._alone = self._measurer.executor.wanted == 1
+        self._paired = self._alone and target.kind == "llvm"  # of its machine a GPU is the only user
         self._tasks = combined(tasks)
         self._journal = Journal(log, self._tasks, target, options)
         self._searches: list[Search] = []
@@ -273,7 +274,7 @@ class _Run:
         """Begin with the next ``count`` of a turn's candidates: the first few alone as long as nothing has worked."""
         first = turn.asked
         turn.asked += count
-        requests = [turn.search.request(candidate.trace) for candidate in turn.candidates[first : turn.asked]]
+        requests = [turn.search.request(c.trace, self._paired) for c in turn.candidates[first : turn.asked]]
 
         def measured(index: int, result: MeasureResult) -> None:
             turn.known[first + index] = result

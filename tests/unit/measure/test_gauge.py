@@ -19,7 +19,7 @@ TARGET = resolve("native", threads=2)
 def gauge(readings: Sequence[float]) -> Gauge:
     """One that reads these, each of them three times over."""
     clock: Iterator[float] = (reading for reading in readings for _ in range(3))
-    return Gauge(lambda: next(clock))
+    return Gauge(lambda: next(clock), waking=0.0)
 
 
 class Timing:
@@ -48,6 +48,19 @@ def test_one_odd_reading_of_three_is_forgiven() -> None:
 def test_a_machine_that_stays_slow_becomes_the_measure() -> None:
     machine = gauge([1e-5, *[2e-5] * 200])
     assert [machine.slowness() for _ in range(201)][-1] == 1.0
+
+
+def test_cores_that_slept_are_woken_before_a_reading() -> None:
+    seconds = iter([9e-5, 7e-5, 3e-5, *[1e-5] * 20])
+    spent: list[float] = []
+
+    def clock() -> float:
+        spent.append(next(seconds))
+        return spent[-1]
+
+    machine = Gauge(clock, waking=1.9e-4, now=lambda: sum(spent))
+    assert undisturbed(lambda: "timed", machine) == ("timed", 1.0)
+    assert len(spent) == 4 + 2 * 3, "of the readings the first four are none"
 
 
 def test_at_a_quiet_moment_one_attempt_is_enough() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -86,6 +87,29 @@ def test_a_candidate_far_behind_the_best_so_far_is_timed_once() -> None:
         behind, ahead = measurer.measure(wanted)
     assert len(behind.times) == 1 and behind.times[0] > 2e-3 and not behind.failure
     assert len(ahead.times) >= 3
+
+
+def test_times_are_relative_to_the_baselines(measurer: LocalMeasurer) -> None:
+    func = tasks.gemm(96, 64, 96)
+    first, *others = tasks.traces(func, 4)
+    wanted = [replace(tasks.request(func, trace), baseline=first) for trace in (*others, first)]
+    *_, usual = measurer.measure(wanted)
+    assert len(usual.times) == OPTIONS.most_repeats, "all others are measured by it"
+    seconds = statistics.median(usual.times)
+    with LocalMeasurer(OPTIONS, workers=2) as made:
+        # said to take a hundred times as long, it makes all others take as much longer, in either worker
+        scaled = made.measure([replace(request, baseline_seconds=100 * seconds) for request in wanted])
+    assert all(not r.failure and r.slowness == 1.0 for r in scaled), scaled
+    assert all(20 * seconds < statistics.median(r.times) < 500 * seconds for r in scaled), (seconds, scaled)
+
+
+def test_who_has_no_baseline_is_timed_without_one() -> None:
+    func = tasks.gemm(96, 64, 80)
+    wanted = [replace(tasks.request(func, trace), baseline="[]", baseline_seconds=0.2)
+              for trace in tasks.traces(func, 2)]
+    with LocalMeasurer(OPTIONS, workers=1) as made:
+        results = made.measure(wanted)
+    assert all(not r.failure and max(r.times) < 0.1 for r in results), results
 
 
 def test_a_slow_candidate_is_cut_off() -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from mlc.measure.timing import Plan, standard_error, time_candidate
+from mlc.measure.timing import Pace, Plan, standard_error, time_candidate
 
 PLAN = Plan(repeats=3, most_repeats=9, min_repeat_seconds=0.01, warmup_runs=1)
 
@@ -69,6 +69,54 @@ def test_repeats_go_on_until_the_difference_is_significant() -> None:
 def test_the_cutoff_is_absolute() -> None:
     clock = Clock(0.5)
     assert time_candidate(clock, plan(cutoff=0.25)) == [0.5] and clock.calls == [1]
+
+
+class Machine:
+    """One that is ``slow`` times as slow in every second tenth of a second, and slowest when it has slept."""
+
+    def __init__(self, slow: float, now: float = 0.0) -> None:
+        self.slow, self.now, self.slept = slow, now, True
+
+    def timer(self, seconds: float, calls: list[int] | None = None):
+        def timed(count: int) -> float:
+            spent = 0.0
+            for _ in range(count):
+                spent += seconds * (self.slow if int((self.now + spent) / 0.1) % 2 else 1.0) * (3 if self.slept else 1)
+                self.slept = False
+            self.now += spent
+            if calls is not None:
+                calls.append(count)
+            return spent / count
+
+        return timed
+
+
+@pytest.mark.parametrize("begins", [0.0, 0.05, 0.1, 0.15])
+def test_beside_a_baseline_a_slow_machine_changes_nothing(begins: float) -> None:
+    for seconds in (0.8e-3, 1.05e-3):
+        machine = Machine(1.7, begins)
+        pace = Pace(machine.timer(1e-3), 1e-3, 0.01)
+        beside = time_candidate(machine.timer(seconds), plan(best=1e-3), pace)
+        assert median(beside) == pytest.approx(seconds, rel=0.02) and len(beside) >= 3
+
+
+def test_a_slow_moment_costs_no_candidate_its_repeats() -> None:
+    def repeats(paced: bool, seconds: float) -> int:
+        machine = Machine(2.2, 0.1)
+        pace = Pace(machine.timer(1e-3), 1e-3, 0.01) if paced else (lambda: 1.0)
+        return len(time_candidate(machine.timer(seconds), plan(best=1e-3), pace))
+
+    assert repeats(False, 0.95e-3) == 1 and repeats(True, 0.95e-3) >= 3
+    assert repeats(True, 1.3e-3) == 1, "who is slower than the baseline still is"
+
+
+def test_a_reading_of_the_pace_is_long_enough() -> None:
+    calls: list[int] = []
+    machine = Machine(1.0)
+    pace = Pace(machine.timer(3e-3, calls), 3e-3, 0.01)
+    assert pace() == 1.0 and calls == [4, 4], "the first wakes the cores and counts for nothing"
+    Pace(machine.timer(0.2, calls), 0.2, 0.01)()
+    assert calls[2:] == [1, 1]
 
 
 def test_the_error_of_the_median_falls_with_the_number() -> None:

@@ -103,6 +103,15 @@ def test_equal_seeds_measure_the_same_candidates_in_the_same_order(tmp_path: Pat
     assert runs[0] == runs[1]
 
 
+def test_candidates_are_timed_beside_the_default(log: TuningLog) -> None:
+    measurer = FakeMeasurer(bowl(BEST))
+    tune(log, measurer, trials=24)
+    first, *others = measurer.log
+    assert {decided(request.baseline) for request in measurer.log} == {DEFAULT} and first.baseline == first.trace
+    assert others[-1].baseline_seconds == pytest.approx(bowl(BEST)(DEFAULT)), "known by then"
+    assert not any(request.baseline for requests in measurer.compared for request in requests)
+
+
 class Clock:
     """Stands in for ``time``: every look at it takes ten milliseconds."""
 
