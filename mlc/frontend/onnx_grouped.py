@@ -27,8 +27,9 @@ __all__ = ["DOMAIN", "GROUPED", "GROUPED_BITS", "define_operators", "grouped_mat
 #: of operators that no other domain has
 DOMAIN = "mlc"
 GROUPED, GROUPED_BITS = "GroupedMatMul", "GroupedMatMulNBits"
-#: rows of a tile, which with two vectors of 8 columns leave 4 of 16 registers
-_ROWS = 6
+#: rows of a tile, which with two vectors of 8 columns leave 4 of 16 registers; of integers, whose scales and zero
+#: points take another 4: with a sixth row, LLVM moves a sum between registers for 3 of 4 multiply-adds
+_ROWS, _INTEGER_ROWS = 6, 5
 #: columns that lie beside each other in a constant matrix
 _COLUMNS = 16
 #: functions that nothing is fused with, and those that what follows is fused with: TVM's kOpaque and kInjective
@@ -97,7 +98,7 @@ def grouped_mat_mul_nbits(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, An
     from tvm import relax
 
     x, matrices, ends, scales = inputs[:4]
-    tiles, columns = _tiled(x, matrices, ends)
+    tiles, columns = _tiled(x, matrices, ends, _INTEGER_ROWS)
     integers, steps, zeros = (array_of(each) for each in (matrices, scales, input_at(inputs, 4)))
     if integers is None or steps is None or (zeros is None and input_at(inputs, 4) is not None):
         raise ValueError("matrices of integers, their scales and their zero points must be constant")
@@ -118,8 +119,8 @@ def grouped_mat_mul_nbits(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, An
                        _placed(columns, dtype_of(x), True))
 
 
-def _tiled(x: Any, matrices: Any, ends: Any) -> tuple[_Tiles, int]:
-    """The tiles of the rows, and how many columns there are."""
+def _tiled(x: Any, matrices: Any, ends: Any, most: int = _ROWS) -> tuple[_Tiles, int]:
+    """The tiles of the rows, ``most`` in each, and how many columns there are."""
     shapes = [[size_of(n) for n in each.ty.shape] for each in (x, matrices, ends)]
     ranks = [len(shape) for shape in shapes]
     if ranks != [2, 3, 1]:
@@ -128,7 +129,7 @@ def _tiled(x: Any, matrices: Any, ends: Any) -> tuple[_Tiles, int]:
     if depth != inner or count != groups or any(isinstance(n, Size) for n in (depth, groups, columns)):
         raise ValueError("x, matrices and ends must be [rows, depth], [groups, depth, columns] and [groups], where "
                          f"rows alone may be free, got {', '.join(str(list(shape)) for shape in shapes)}")
-    return _Tiles(_ROWS if isinstance(rows, Size) else max(1, min(_ROWS, rows)), rows, groups), columns
+    return _Tiles(most if isinstance(rows, Size) else max(1, min(most, rows)), rows, groups), columns
 
 
 def _multiplied(

@@ -10,7 +10,7 @@ out the weight of a token among the chosen experts whatever ``normalize_routing_
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,10 @@ class _Layer:
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> _Layer:
         """With a ``change`` of the columns, the last axis."""
-        arrays = {name: array if array is None else change(array) for name in ("matrices", "bias", "scales", "zeros")
-                  for array in (getattr(self, name),)}
-        return replace(self, **arrays)
+        def of(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else change(array)
+
+        return _Layer(change(self.matrices), of(self.bias), self.bits, of(self.scales), of(self.zeros))
 
     def multiplied(self, nodes: Nodes, value: str, ends: str) -> str:
         """Its products with rows in groups that end there."""

@@ -237,7 +237,7 @@ def product(call: relax.Call, scope: Scope) -> relax.Expr | None:
     depth, columns = shape_of(call.args[1])
     if data is None or depth * 255 * 128 >= _INT32:
         return None
-    found = None if weight is None else (*weight, None)
+    found: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None if weight is None else (*weight, None)
     if weight is None and columns >= _LEAST_COLUMNS and 4 * depth * 255 * 128 < _INT32:
         found = _moved(call.args[1], scope)
     if found is None:

@@ -122,6 +122,33 @@ def test_integers_are_those_of_the_reference(name: str) -> None:
     assert "cpu.conv2d_nchwc" not in spaces(layer, N1)
 
 
+def test_lines_are_images_of_one_row() -> None:
+    """With a scale for each channel, whose axis is the second."""
+    rng = np.random.default_rng(5)
+    constants = {
+        "xs": np.float32(2.0**-4), "xz": np.uint8(77), "w": rng.choice([-128, -3, 50, 127], (16, 24, 4)).astype("int8"),
+        "ws": (2.0 ** -rng.integers(5, 9, 24)).astype("float32"), "wz": np.zeros(24, "int8"),
+        "ys": np.float32(0.5), "yz": np.uint8(110),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["xf"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], axis=1),
+        helper.make_node("ConvTranspose", ["xf", "wf"], ["yf"], strides=[2], pads=[1, 2], kernel_shape=[4]),
+        helper.make_node("QuantizeLinear", ["yf", "ys", "yz"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "line", [helper.make_tensor_value_info("x", TensorProto.UINT8, [2, 16, 21])],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, [None] * 3)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()])
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    x = rng.choice(np.array([0, 1, 100, 255], "uint8"), (2, 16, 21))
+    (expected,) = ReferenceEvaluator(given).run(None, {"x": x})
+    assert expected.std() > 10
+    np.testing.assert_array_equal(mlc.compile(given, NATIVE, log=False)(x)[0], expected)
+    names = [find(task.func, V3.tvm).name for task in lower(load_model(given).mod, V3).tasks]
+    assert "cpu.conv2d_integer" in names
+
+
 def test_large_images_with_a_zero_point_stay_floats() -> None:
     """What the zero point adds would be another image of 32-bit numbers."""
     assert "cpu.conv2d_integer" not in spaces(Layer(16, 32, 2, 2, size=(64, 80), zero=9), N1)
