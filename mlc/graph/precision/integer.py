@@ -13,11 +13,11 @@ before                                                      after
 ==========================================================  ======================================================
 
 ``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for
-all. It moves to a zero point of 0 where int8 holds it then, else, in a product of matrices, to int8 with its zero
-points. Where both operands are activations of uint8, the second one, ``r``, becomes int8. Sums of activations along
-the ``K`` products are taken at run time, but for zero points that are zero. What is added up is exact in int32. So the
-result is that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every step:
-nearer to what the model says, and after quantising within one step of it.
+all. It moves to a zero point of 0 where int8 holds it then, else, in a product of matrices on CPUs, to int8 with its
+zero points. Where both operands are activations of uint8, the second one, ``r``, becomes int8. Sums of activations
+along the ``K`` products are taken at run time, but for zero points that are zero. What is added up is exact in int32.
+So the result is that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every
+step: nearer to what the model says, and after quantising within one step of it.
 """
 
 from __future__ import annotations
@@ -238,7 +238,8 @@ def product(call: relax.Call, scope: Scope) -> relax.Expr | None:
     if data is None or depth * 255 * 128 >= _INT32:
         return None
     found: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None if weight is None else (*weight, None)
-    if weight is None and columns >= _LEAST_COLUMNS and 4 * depth * 255 * 128 < _INT32:
+    many = columns >= _LEAST_COLUMNS and 4 * depth * 255 * 128 < _INT32
+    if weight is None and data.dtype == "uint8" and many:
         found = _moved(call.args[1], scope)
     if found is None:
         return None
