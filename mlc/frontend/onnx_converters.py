@@ -14,7 +14,7 @@ import numpy as np
 
 from mlc.frontend import onnx_elementwise as elementwise
 from mlc.frontend.onnx_einsum import as_product
-from mlc.frontend.onnx_grouped import GROUPED, grouped_mat_mul
+from mlc.frontend.onnx_grouped import GROUPED, GROUPED_BITS, grouped_mat_mul, grouped_mat_mul_nbits
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
@@ -368,6 +368,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     GROUPED: grouped_mat_mul,
+    GROUPED_BITS: grouped_mat_mul_nbits,
     "Hardmax": _hardmax,
     "IsInf": elementwise.is_inf,
     "LRN": _lrn,

@@ -2,19 +2,22 @@
 
 Each token goes to ``k`` experts. Its rows are sorted by expert, so that two grouped products
 (:mod:`mlc.frontend.onnx_grouped`) read the weights of those alone that some token chose, and are put back in order.
+Weights of QMoE stay integers of 2, 4 or 8 bits, which these products make float32 in registers.
 What onnxruntime leaves unsaid is as its CPU kernels compute it: Gelu is the approximation with tanh, and QMoE shares
 out the weight of a token among the chosen experts whatever ``normalize_routing_weights`` says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mlc.frontend.onnx_expand import Nodes
-from mlc.frontend.onnx_grouped import DOMAIN, GROUPED
+from mlc.frontend.onnx_grouped import DOMAIN, GROUPED, GROUPED_BITS
+from mlc.frontend.onnx_quantised import unpacked
 
 __all__ = ["mixture", "quantised_mixture"]
 
@@ -25,14 +28,45 @@ _BITS = (2, 4, 8)
 
 @dataclass(frozen=True)
 class _Layer:
-    """Matrices ``[experts, depth, columns]`` and rows ``[experts, columns]`` that are added, or None."""
+    """Matrices ``[experts, depth, columns]`` and rows ``[experts, columns]`` that are added, or None.
+
+    Where there are ``bits``, the matrices are uint8 below ``2**bits``, each of which stands for ``(integer - zero) *
+    scale``; scales and zero points (float32 and uint8) are ``[experts, blocks of the depth, columns]``.
+    """
 
     matrices: np.ndarray
     bias: np.ndarray | None
+    bits: int = 0
+    scales: np.ndarray | None = None
+    zeros: np.ndarray | None = None
 
     @property
     def columns(self) -> int:
         return int(self.matrices.shape[2])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its products."""
+        return np.dtype("float32") if self.bits else self.matrices.dtype
+
+    def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> _Layer:
+        """With a ``change`` of the columns, the last axis."""
+        def of(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else change(array)
+
+        return _Layer(change(self.matrices), of(self.bias), self.bits, of(self.scales), of(self.zeros))
+
+    def multiplied(self, nodes: Nodes, value: str, ends: str) -> str:
+        """Its products with rows in groups that end there."""
+        def constant(array: np.ndarray) -> str:
+            return nodes.constant(np.ascontiguousarray(array))
+
+        matrices = constant(self.matrices)
+        if self.scales is None or self.zeros is None:
+            return str(nodes(GROUPED, value, matrices, ends, domain=DOMAIN))
+        zeros = [constant(self.zeros)] if (self.zeros != 1 << (self.bits - 1)).any() else []
+        return str(nodes(GROUPED_BITS, value, matrices, ends, constant(self.scales), *zeros, domain=DOMAIN,
+                         bits=self.bits))
 
 
 def mixture(nodes: Nodes) -> str:
@@ -58,9 +92,7 @@ def quantised_mixture(nodes: Nodes) -> str:
     for place, zeros in zip((2, 5, 8), given[11:14], strict=True):
         weight, scale, bias = given[place:place + 3]
         bits = int(attributes.get(f"fc{place // 3 + 1}_expert_weight_bits", attributes.get("expert_weight_bits", 4)))
-        added = _bias(nodes, bias)
-        layers.append(_Layer(_dequantised(nodes, weight, scale, zeros, bits),
-                             None if added is None else added.astype("float32")) if weight else None)
+        layers.append(_quantised(nodes, weight, scale, zeros, _bias(nodes, bias), bits) if weight else None)
     x, dtype = given[0], nodes.dtype_of(given[0])
     made = _mixed(nodes, nodes.cast(x, np.dtype("float32")), given[1], given[14], layers, like=x)
     return made if dtype == np.float32 else nodes.cast(made, dtype)
@@ -70,36 +102,27 @@ def _bias(nodes: Nodes, name: str) -> np.ndarray | None:
     return nodes.known(name, "bias") if name else None
 
 
-def _dequantised(nodes: Nodes, weight: str, scale: str, zeros: str, bits: int) -> np.ndarray:
-    """``(weight - zero point) * scale`` as float32 ``[experts, depth, columns]``."""
+def _quantised(nodes: Nodes, weight: str, scale: str, zeros: str, bias: np.ndarray | None, bits: int) -> _Layer:
+    """A layer of integers; those whose blocks are not of whole bytes take 8 bits each."""
     if bits not in _BITS:
         raise nodes.refused(f"its weights must be of 2, 4 or 8 bits, got {bits}; quantise it so")
     if not scale:
         raise nodes.refused("its weights must have scales; export the model again")
     packed, scales = nodes.known(weight, "weights"), nodes.known(scale, "scales").astype("float32")
     block = int(nodes.attributes().get("block_size", 0))
-    numbers = _unpacked(packed, bits, packed.shape[2] * 8 // bits)
+    numbers = unpacked(packed, bits)
     depth = numbers.shape[2]
     wanted = (*packed.shape[:2], *((depth // block,) if block else ()))
     if scales.shape != wanted or (block and depth % block):
         raise nodes.refused(f"its scales must be {list(wanted)} for {depth} numbers of each column in blocks of "
                             f"{block or depth}, got {list(scales.shape)}; export the model again")
-    centres: Any = np.float32(1 << (bits - 1))
+    scales = scales.reshape(*packed.shape[:2], -1)
+    centres = np.full(scales.shape, 1 << (bits - 1), "uint8")
     if zeros:
-        centres = _unpacked(nodes.known(zeros, "zero points"), bits, scales.shape[-1])
-    if block:
-        scales = np.repeat(scales, block, 2)
-        centres = np.repeat(centres, block, 2) if zeros else centres
-    else:
-        scales = scales[..., None]
-        centres = centres[..., None] if zeros else centres
-    return np.swapaxes((numbers - centres) * scales, 1, 2)
-
-
-def _unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """``count`` numbers of each row of bytes, the lowest bits first, as float32."""
-    parts = [(packed >> (bits * place)) & ((1 << bits) - 1) for place in range(8 // bits)]
-    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)[..., :count].astype("float32")
+        centres = unpacked(nodes.known(zeros, "zero points"), bits)[..., :wanted[-1]].reshape(scales.shape)
+    whole = bits if (block or depth) * bits % 8 == 0 else 8
+    matrices, scales, centres = (np.swapaxes(each, 1, 2) for each in (numbers, scales, centres))
+    return _Layer(matrices, None if bias is None else bias.astype("float32"), whole, scales, centres)
 
 
 def _mixed(
@@ -120,7 +143,7 @@ def _mixed(
     if third is not None:
         first = _beside(first, third)
     elif fusion == 1:  # numbers of both kinds in turn
-        first = _Layer(_apart(first.matrices), None if first.bias is None else _apart(first.bias))
+        first = first.changed(_apart)
     inner = first.columns // 2 if third is not None or fusion else first.columns
     shapes = [layer.matrices.shape for layer in (first, second)]
     if shapes != [(experts, hidden, first.columns), (experts, inner, hidden)]:
@@ -135,8 +158,7 @@ def _mixed(
     rows = nodes("Gather", nodes("Reshape", x, nodes.constant([-1, hidden])), token, axis=0)
 
     def product(value: str, layer: _Layer) -> str:
-        matrices = nodes.constant(np.ascontiguousarray(layer.matrices))
-        made = str(nodes(GROUPED, value, matrices, ends, domain=DOMAIN))
+        made = layer.multiplied(nodes, value, ends)
         if layer.bias is None:
             return made
         return str(nodes("Add", made, nodes("Gather", nodes.constant(layer.bias), owner, axis=0)))
@@ -148,7 +170,7 @@ def _mixed(
                               nodes.constant([1]))) for begin in (0, inner))
     made = product(_activated(nodes, kind, gate, up, x), second)
     share = nodes("Gather", nodes("Reshape", shares, nodes.constant([-1, 1])), order, axis=0)
-    made = str(nodes("Mul", made, nodes.cast(str(share), second.matrices.dtype)))
+    made = str(nodes("Mul", made, nodes.cast(str(share), second.dtype)))
     back = nodes("Gather", made, _sorted(nodes, order), axis=0)
     total = nodes.reduced("ReduceSum", str(nodes("Reshape", back, nodes.constant([-1, k, hidden]))), [1])
     return str(nodes("Reshape", total, nodes("Shape", like)))
@@ -168,12 +190,16 @@ def _check(nodes: Nodes, kind: str, fusion: int, third: _Layer | None) -> None:
 
 def _beside(first: _Layer, third: _Layer) -> _Layer:
     """Two layers of the same input as one."""
-    matrices = np.concatenate([first.matrices, third.matrices], 2)
-    if first.bias is None and third.bias is None:
-        return _Layer(matrices, None)
-    biases = [np.zeros((len(each.matrices), each.columns), each.matrices.dtype) if each.bias is None else each.bias
-              for each in (first, third)]
-    return _Layer(matrices, np.concatenate(biases, 1))
+    def joined(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+        return None if a is None or b is None else np.concatenate([a, b], -1)
+
+    biases = [each.bias for each in (first, third)]
+    if any(bias is not None for bias in biases):
+        biases = [np.zeros((len(each.matrices), each.columns), each.dtype) if each.bias is None else each.bias
+                  for each in (first, third)]
+    matrices = np.concatenate([first.matrices, third.matrices], -1)
+    return _Layer(matrices, joined(*biases), max(first.bits, third.bits), joined(first.scales, third.scales),
+                  joined(first.zeros, third.zeros))
 
 
 def _apart(array: np.ndarray) -> np.ndarray:

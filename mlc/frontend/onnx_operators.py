@@ -13,7 +13,7 @@ from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decoder import NORMS
 from mlc.frontend.onnx_definitions import definition_of
 from mlc.frontend.onnx_expand import STANDARD, Expand
-from mlc.frontend.onnx_grouped import DOMAIN, GROUPED
+from mlc.frontend.onnx_grouped import DOMAIN, GROUPED, GROUPED_BITS
 from mlc.frontend.onnx_microsoft import MICROSOFT
 from mlc.text import one_line
 
@@ -69,7 +69,7 @@ def unsupported(node: onnx.NodeProto) -> str:
         return f"{qualified} with {endless}"
     if expansion_of(node) is not None:
         return ""
-    if node.domain == DOMAIN and node.op_type == GROUPED:
+    if node.domain == DOMAIN and node.op_type in (GROUPED, GROUPED_BITS):
         return ""
     if node.domain not in _STANDARD:
         return qualified

@@ -69,9 +69,11 @@ def _matmul_nbits(nodes: Nodes) -> str:
     ``B`` holds ``N`` rows of ``K`` numbers of ``bits`` bits, in blocks of ``block_size`` that start at a byte and
     have a scale each. A zero point is the middle of the range where it is left out, else packed like ``B``, or a
     floating-point number. The numbers become signed integers about the middle, so that symmetric weights have no
-    zero point. ``accuracy_level`` goes with the product (:mod:`mlc.frontend.accuracy`).
+    zero point. ``g_idx`` says which block's scale each of the ``K`` numbers has, as GPTQ in the order of activations
+    writes it: those of a block are brought together, and so are the columns of ``A``. ``accuracy_level`` goes with the
+    product (:mod:`mlc.frontend.accuracy`).
     """
-    a, b, scales, zeros, order, bias = nodes.inputs(6)
+    a, b, scales, zeros, listed, bias = nodes.inputs(6)
     attributes = nodes.attributes()
     rows, columns, block = (int(attributes.get(name, 0)) for name in ("N", "K", "block_size"))
     bits = int(attributes.get("bits", 4))
@@ -81,27 +83,29 @@ def _matmul_nbits(nodes: Nodes) -> str:
         raise nodes.refused(f"block_size must be a power of two of at least 16, got {block}; quantise it again")
     _check_sizes(nodes, rows, columns)
     count, middle = -(-columns // block), 1 << (bits - 1)
-    _check_order(nodes, order, columns, block)
+    owners = _owners(nodes, listed, columns, block)
     packed, steps = nodes.known(b, "B"), nodes.known(scales, "scales")
     narrow = steps.dtype if steps.dtype != np.float32 else None  # a type to store, not to multiply in
     if narrow is not None:
-        a, steps = nodes("Cast", a, to=_FLOAT), steps.astype("float32")
+        a, steps = str(nodes("Cast", a, to=_FLOAT)), steps.astype("float32")
     if packed.dtype != np.uint8 or packed.size != rows * count * (block * bits // 8):
         raise nodes.refused(f"B must be uint8 of {[rows, count, block * bits // 8]} for {rows} rows of {columns} "
                             f"numbers of {bits} bits, got {packed.dtype} of {list(packed.shape)}; quantise them again")
     if steps.size != rows * count:
         raise nodes.refused(f"it must have one scale for each of {[rows, count]} blocks, got {list(steps.shape)}; "
                             "quantise the weights again")
-    numbers = unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
-    offsets = _zero_points(nodes, zeros, (rows, count), bits)
-    fractional = {"fractional": 1} if offsets is not None and offsets.dtype == np.float32 else {}
-    weights = nodes.dequantised(
-        nodes.constant((numbers.astype("int16") - middle).astype("int8")),
-        nodes.constant(steps.reshape(rows, count)),
-        nodes.constant(offsets) if offsets is not None else "", 1, block_size=block, **fractional,
-    )
-    if count * block != columns:
-        weights = nodes("Slice", weights, *(nodes.constant([n]) for n in (0, columns, 1)))
+    numbers = unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)[:, :columns]
+    steps, offsets = steps.reshape(rows, count), _zero_points(nodes, zeros, (rows, count), bits)
+    if owners is not None:
+        order = np.argsort(owners, kind="stable")
+        begins = 1 + np.flatnonzero(np.diff(owners[order]))
+        block = int(np.gcd.reduce(begins)) or columns  # parts of equal length, each of one block
+        if block >= _LEAST_BLOCK:
+            a = str(nodes("Gather", a, nodes.constant(order), axis=-1))
+            numbers, owners = numbers[:, order], owners[order][::block]
+        steps, offsets = steps[:, owners], None if offsets is None else offsets[:, owners]
+    signed = (numbers.astype("int16") - middle).astype("int8")
+    weights = _dequantised(nodes, signed, steps, offsets, block)
     result = str(nodes("MatMul", a, nodes("Transpose", weights, perm=[1, 0])))
     allow(nodes.made[-1], int(attributes.get("accuracy_level", 0)))
     if bias:
@@ -109,21 +113,39 @@ def _matmul_nbits(nodes: Nodes) -> str:
     return result if narrow is None else nodes.cast(result, narrow)
 
 
+def _dequantised(nodes: Nodes, numbers: np.ndarray, steps: np.ndarray, offsets: np.ndarray | None, block: int) -> str:
+    """``(numbers - offsets) * steps``, of which each ``block`` of a row has one; numbers here where that is short."""
+    wrong = wrong_scale(steps, positive=False)
+    if wrong is not None:
+        raise nodes.refused(f"its scale must be finite, got {wrong:g}; quantise the weights again")
+    if steps.shape == numbers.shape and block < _LEAST_BLOCK:
+        moved = numbers.astype("float32") - (0 if offsets is None else offsets.astype("float32"))
+        return nodes.constant(moved * steps)
+    fractional = {"fractional": 1} if offsets is not None and offsets.dtype == np.float32 else {}
+    return nodes.dequantised(nodes.constant(numbers), nodes.constant(steps),
+                             "" if offsets is None else nodes.constant(offsets), 1, block_size=block, **fractional)
+
+
 def _check_sizes(nodes: Nodes, rows: int, columns: int) -> None:
     if rows < 1 or columns < 1:
         raise nodes.refused(f"N and K must be at least 1, got {rows} and {columns}; quantise the weights again")
 
 
-def _check_order(nodes: Nodes, order: str, columns: int, block: int) -> None:
-    """That ``g_idx`` says of every column, and of those that fill the last block where it has them, its own block."""
-    if not order:
-        return
-    given, whole = nodes.known(order, "g_idx"), columns + -columns % block
+def _owners(nodes: Nodes, listed: str, columns: int, block: int) -> np.ndarray | None:
+    """The block of every column by ``g_idx``, which may go on to the end of the last block; None where it is left out
+    or says of all columns their own."""
+    if not listed:
+        return None
+    given, whole = nodes.known(listed, "g_idx"), columns + -columns % block
     if given.shape not in ((columns,), (whole,)):
         raise nodes.refused(f"g_idx must be of {[columns]}, one block's number for each column, got "
                             f"{list(given.shape)}; quantise the weights again")
-    if np.any(given[:columns] != np.arange(columns) // block):
-        raise nodes.refused("g_idx must be left out; quantise the weights in their order")
+    owners = given[:columns].astype("int64")
+    wrong = owners[(owners < 0) | (owners >= whole // block)]
+    if wrong.size:
+        raise nodes.refused(f"g_idx must hold numbers of the {whole // block} blocks, got {wrong[0]}; quantise the "
+                            "weights again")
+    return None if np.array_equal(owners, np.arange(columns) // block) else owners
 
 
 def _zero_points(nodes: Nodes, zeros: str, shape: tuple[int, int], bits: int) -> np.ndarray | None:

@@ -6,15 +6,18 @@ before                                                      after
 ``conv2d(dequantize(q, s, z), dequantize(W, t, 0))``        ``float(conv2d(q, W) - z * sum(W)) * (s * t)``
 ``conv2d_transpose(dequantize(q, s, z), ...)``              the same, ``sum(W)`` over what a pixel sees of it
 ``matmul(dequantize(q, s, z), dequantize(W, t, 0))``        ``float(matmul(q, W) - z * sum(W)) * (s * t)``
+``matmul(dequantize(q, s, z), dequantize(W, t, y))``        ``float(matmul(q, W) - z * sum(W) - y * sum(q) + K z y)
+                                                            * (s * t)``
 ``matmul(dequantize(q, s, z), dequantize(r, t, y))``        ``float(matmul(q, r) - z * sum(r) - y * sum(q) + K z y)
                                                             * (s * t)``
 ==========================================================  ======================================================
 
 ``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for
-all. Where both operands are activations of uint8, the second one, ``r``, becomes int8, and sums along the ``K``
-products are taken at run time, but for zero points that are zero. What is added up is exact in int32. So the result is
-that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every step: nearer to what
-the model says, and after quantising within one step of it.
+all. It moves to a zero point of 0 where int8 holds it then, else, in a product of matrices on CPUs, to int8 with its
+zero points. Where both operands are activations of uint8, the second one, ``r``, becomes int8. Sums of activations
+along the ``K`` products are taken at run time, but for zero points that are zero. What is added up is exact in int32.
+So the result is that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every
+step: nearer to what the model says, and after quantising within one step of it.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ _INT32 = 2**31
 _TILES_REACHED = 0.5
 #: numbers of an image of what a zero point adds to a transposed convolution, at most
 _CORRECTIONS = 1 << 18
+#: columns of a weight, at least, for which the sum of a row of activations is worth it
+_LEAST_COLUMNS = 64
 #: how far int8 lies below uint8
 _HALF = 128
 #: types of activations: those of CPUs' dot products, and of GPUs' tensor cores
@@ -80,17 +85,34 @@ def _activation(expr: relax.Expr, scope: Scope) -> Dequantised | None:
 
 def _weight(expr: relax.Expr, scope: Scope, axis: int) -> tuple[np.ndarray, np.ndarray] | None:
     """``(W, t)``: a constant weight as int8 around zero, and its scale for each index of ``axis`` or for all."""
+    found = _constant(expr, scope, axis)
+    if found is None:
+        return None
+    array, affine = found
+    centred = array - spread(affine.zero, affine.axis, array.ndim).astype(np.int16)
+    if centred.size and (centred.min() < -_HALF or centred.max() >= _HALF):
+        return None
+    return centred.astype(np.int8), affine.scale
+
+
+def _constant(expr: relax.Expr, scope: Scope, axis: int) -> tuple[np.ndarray, Affine] | None:
+    """A constant weight of bytes, as int16, with one scale for each index of ``axis`` or for all."""
     found = dequantised(expr, scope)
     array = array_of(found.data) if found is not None else None
     if found is None or array is None or array.dtype.itemsize > 1 or array.dtype.kind not in "iu":
         return None
     affine = found.affine
-    if not affine.single and affine.axis != axis:
+    return (array.astype(np.int16), affine) if affine.single or affine.axis == axis else None
+
+
+def _moved(expr: relax.Expr, scope: Scope) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """``(W, t, y)``: a constant weight ``[K, N]`` as int8, its scale, and its zero point where that is not 0."""
+    found = _constant(expr, scope, 1)
+    if found is None:
         return None
-    centred = array.astype(np.int16) - spread(affine.zero, affine.axis, array.ndim).astype(np.int16)
-    if centred.size and (centred.min() < -128 or centred.max() > 127):
-        return None
-    return centred.astype(np.int8), affine.scale
+    array, affine = found
+    half = _HALF if array.size and array.max() >= _HALF else 0
+    return (array - half).astype(np.int8), affine.scale, affine.zero - half
 
 
 def _scaled(total: relax.Expr, shift: np.ndarray, scale: np.ndarray, scope: Scope) -> relax.Expr:
@@ -134,14 +156,15 @@ def transposed(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """A transposed convolution of images. What a zero point adds to a pixel depends on how many inputs it sees, so that
     it is an image of constants, which only a small one is worth."""
     attrs, groups = call.attrs, int(call.attrs.groups)
-    if attrs.data_layout != "NCHW" or attrs.kernel_layout != "IOHW" or any(int(d) > 1 for d in attrs.dilation):
+    if attrs.data_layout != "NCHW" or attrs.kernel_layout != "IOHW":
         return None
     data, weight = _activation(call.args[0], scope), _weight(call.args[1], scope, 1)
-    if data is None or data.dtype != "uint8" or weight is None:
+    if data is None or data.dtype != "uint8" or weight is None or 1 < groups == shape_of(call.args[0])[1]:
         return None
     (integers, scale), zero, (_, filters, *size) = weight, int(data.affine.zero.item()), shape_of(call)
-    if groups > 1 and (len(scale) > 1 or groups == shape_of(call.args[0])[1]):
-        return None  # a scale of each channel of a group, which all groups share; or each channel by itself
+    integers = _dilated(integers, [*map(int, attrs.dilation)])
+    if len(scale) > 1:  # of each channel of a group, which all groups share
+        scale = np.tile(scale, groups)
     if np.prod(integers.shape[:1] + integers.shape[2:], dtype=np.int64) * 255 * 128 >= _INT32:
         return None
     fixed = all(isinstance(extent, int) for extent in (*shape_of(call.args[0])[2:], *size))
@@ -157,6 +180,15 @@ def transposed(call: relax.Call, scope: Scope) -> relax.Expr | None:
         shift = -zero * _seen(integers, shape_of(call), strides, padding, extra, groups, shape_of(call.args[0]))[None]
     rank = len(shape_of(call))
     return _scaled(total, shift, spread(_scales(data.affine, scale), 1, rank), scope)
+
+
+def _dilated(weight: np.ndarray, dilation: Sequence[int]) -> np.ndarray:
+    """The weight with zeros between the elements of its last two axes."""
+    *outer, height, width = weight.shape
+    rows, columns = (1 + (size - 1) * step for size, step in zip((height, width), dilation, strict=True))
+    found = np.zeros((*outer, rows, columns), weight.dtype)
+    found[..., :: dilation[0], :: dilation[1]] = weight
+    return found
 
 
 def _seen(
@@ -202,11 +234,23 @@ def product(call: relax.Call, scope: Scope) -> relax.Expr | None:
     if len(shape_of(call.args[0])) < 2 or len(shape_of(call.args[1])) != 2:
         return None
     data, weight = _activation(call.args[0], scope), _weight(call.args[1], scope, 1)
-    if data is None or weight is None or weight[0].shape[0] * 255 * 128 >= _INT32:
+    depth, columns = shape_of(call.args[1])
+    if data is None or depth * 255 * 128 >= _INT32:
         return None
-    integers, scale = weight
+    found: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None if weight is None else (*weight, None)
+    many = columns >= _LEAST_COLUMNS and 4 * depth * 255 * 128 < _INT32
+    if weight is None and data.dtype == "uint8" and many:
+        found = _moved(call.args[1], scope)
+    if found is None:
+        return None
+    integers, scale, zeros = found
     total = scope.emit(op.matmul(data.data, constant(integers), out_dtype="int32"))
-    shift = -int(data.affine.zero.item()) * integers.sum(axis=0, dtype=np.int64)
+    shift = integers.sum(axis=0, dtype=np.int64)
+    if zeros is not None:
+        sums = scope.emit(op.sum(scope.emit(op.astype(data.data, "int32")), [-1], keepdims=True))
+        total = scope.emit(op.subtract(total, scope.emit(op.multiply(sums, constant(zeros.astype(np.int32))))))
+        shift = shift - depth * zeros
+    shift = -int(data.affine.zero.item()) * shift
     return _scaled(total, shift, _scales(data.affine, scale), scope)
 
 
@@ -245,6 +289,7 @@ def priced(target: Target, options: CompileOptions) -> Worth:
 
     def of_phases(call: relax.Call) -> tuple[float, float]:
         (n, channels, *size), (_, _, *kernel), attrs = *map(_usual, call.args), call.attrs
+        kernel = [1 + (extent - 1) * int(step) for extent, step in zip(kernel, attrs.dilation, strict=True)]
         strides, pads, extra = ([*map(int, each)] for each in (attrs.strides, attrs.padding, attrs.output_padding))
         rows, columns = axes(size, kernel, strides, pads, extra)
         more = [axis.steps + axis.taps - 1 - axis.size for axis in (rows, columns)]

@@ -52,17 +52,19 @@ _BITS = (2, 4, 8)
 class _Weight:
     """``(integers - zero) * scale``: integers ``[R, C]``, of which each ``block`` (rows, columns) has a scale and a
     zero point, arrays of one element a block. With a ``table`` the integers are codes, and it is
-    ``table[integers] * scale``."""
+    ``table[integers] * scale``. Rows and columns are those of the matrix in another ``order`` where there is one:
+    row ``i`` is the matrix' ``order[0][i]``."""
 
     integers: np.ndarray
     scale: np.ndarray
     zero: np.ndarray
     block: tuple[int, int]
     table: np.ndarray | None = None
+    order: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
 
     @property
     def transposed(self) -> _Weight:
-        return _Weight(self.integers.T, self.scale.T, self.zero.T, self.block[::-1], self.table)
+        return _Weight(self.integers.T, self.scale.T, self.zero.T, self.block[::-1], self.table, self.order[::-1])
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def _product(
     rows = (prod(shape[:-1]),) if prod(shape[:-2]) > 1 else shape[:-1]
     if rows != shape[:-1]:
         data = builder.emit(op.reshape(data, (*rows, depth)))
+    if weight.order[0] is not None:
+        data = builder.emit(op.take(data, constant(weight.order[0]), axis=len(rows)))
     scale, block = constant(pack_columns(weight.scale)), weight.block[0]
     if kernel is None:
         assert weight.table is not None, "integers have a kernel"
@@ -174,7 +178,9 @@ def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
     if not len(shape_of(data)) >= 2 or len(shape_of(weight)) != 2 or not all(shape_of(weight)):
         return None
     found = _weight(weight, bound)
-    if found is None or found.block[1] != 1 or found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):
+    if found is None or found.block[1] != 1 or found.order[1] is not None:
+        return None
+    if found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):
         return None
     if found.table is not None:
         rows, depth = found.block[0], len(found.integers)
@@ -236,15 +242,27 @@ def _scaled(expr: relax.Expr, bound: _Bound) -> _Weight | None:
         return None
     scale = np.broadcast_to(found[1], integers.shape)
     rows, columns = (_repeated(each) for each in (scale, scale.T))
+    order: list[np.ndarray | None] = [None, None]
+    if max(rows, columns) < min(_SMALLEST_BLOCK, *integers.shape):
+        (first, rows), (second, columns) = (_sorted(each) for each in (scale, scale.T))
+        axis, places = (0, first) if rows >= columns else (1, second)
+        integers, scale, order[axis] = integers.take(places, axis), scale.take(places, axis), places
     block = (rows, 1) if rows >= columns else (1, columns)
     each = np.ascontiguousarray(scale[:: block[0], :: block[1]])
-    return _Weight(integers, each, np.zeros(each.shape, np.float32), block)
+    return _Weight(integers, each, np.zeros(each.shape, np.float32), block, order=(order[0], order[1]))
 
 
 def _repeated(array: np.ndarray) -> int:
     """The length of the parts that the rows come in, all alike in each."""
     changes = 1 + np.flatnonzero((array[1:] != array[:-1]).any(axis=1))
     return int(np.gcd.reduce([len(array), *changes]))
+
+
+def _sorted(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """An order that brings equal rows together, as that of activations has them apart, and the length of the parts."""
+    _, owner = np.unique(array, axis=0, return_inverse=True)
+    order = np.argsort(owner, kind="stable").astype(np.int32)
+    return order, _repeated(owner[order][:, None])
 
 
 def _call(expr: relax.Expr, bound: _Bound, name: str) -> relax.Call | None:
@@ -257,6 +275,8 @@ def _cut(call: relax.Call, weight: _Weight | None) -> _Weight | None:
     """What a slice from the first row and column on leaves."""
     kept = cuts(call)
     if weight is None or kept is None or any(cut.begin or cut.step > 1 for cut in kept):
+        return None
+    if any(each is not None for each in weight.order):
         return None
     rows, columns = (cut.end for cut in kept)
     blocks = slice(-(-rows // weight.block[0])), slice(-(-columns // weight.block[1]))

@@ -59,11 +59,11 @@ def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 def transposed(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``conv1d_transpose(x, K) --> reshape(conv2d_transpose(reshape(x), K'))`` for constant kernels."""
-    data, attrs, kernel = call.args[0], call.attrs, scope.array(call.args[1])
+    data, attrs, kernel = call.args[0], call.attrs, Weight.of(call.args[1], scope, 1)
     if kernel is None or (attrs.data_layout, attrs.kernel_layout) != ("NCW", "IOW"):
         return None
     image = op.nn.conv2d_transpose(
-        _image(data, scope), constant(kernel[:, :, None]), strides=[1, int(attrs.strides[0])],
+        _image(data, scope), kernel.with_elements(kernel.array[:, :, None], scope), strides=[1, int(attrs.strides[0])],
         padding=_along_row(attrs.padding), output_padding=[0, int(attrs.output_padding[0])],
         dilation=[1, int(attrs.dilation[0])], groups=int(attrs.groups), out_dtype=attrs.out_dtype,
     )

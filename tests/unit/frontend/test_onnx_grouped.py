@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mlc
 from mlc.errors import ModelError
-from mlc.frontend.onnx_grouped import DOMAIN, GROUPED, define_operators
+from mlc.frontend.onnx_grouped import DOMAIN, GROUPED, GROUPED_BITS, define_operators
 
 RNG = np.random.default_rng(0)
 
@@ -126,4 +126,61 @@ def test_ends_of_other_groups_are_refused_in_one_line() -> None:
     weights = RNG.standard_normal((3, 8, 16), dtype="float32")
     with pytest.raises(ModelError, match=r"rows alone may be free, got \[12, 8\], \[3, 8, 16\], \[4\]") as error:
         mlc.compile(grouped(12, weights, groups=4), log=False)
+    assert "\n" not in str(error.value)
+
+
+def of_bits(
+    rows: int | str, bits: int, shape: tuple[int, int, int], blocks: int, zeros: bool,
+) -> tuple[onnx.ModelProto, np.ndarray]:
+    """A product with integers at both ends of their range, and the numbers that they stand for."""
+    define_operators()
+    count, depth, columns = shape
+    integers = RNG.choice(np.array([0, 1, (1 << bits) - 1], "uint8"), shape)
+    constants = {"w": integers, "s": RNG.uniform(0.5, 1.5, (count, blocks, columns)).astype("float32")}
+    centres = np.full((count, blocks, columns), 1 << (bits - 1))
+    if zeros:
+        centres = RNG.choice([0, 1, (1 << bits) - 1], (count, blocks, columns))
+        constants["z"] = centres.astype("uint8")
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, depth]),
+              helper.make_tensor_value_info("ends", TensorProto.INT32, [count])]
+    graph = helper.make_graph(
+        [helper.make_node(GROUPED_BITS, ["x", "w", "ends", "s", *(["z"] if zeros else [])], ["y"], domain=DOMAIN,
+                          bits=bits)],
+        "grouped", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    centres, scales = (np.repeat(each, depth // blocks, 1) for each in (centres, constants["s"].astype("float64")))
+    weights = (integers.astype("float64") - centres) * scales
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), weights
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize(("rows", "bits", "shape", "blocks", "zeros"), [
+    (28, 4, (4, 64, 80), 2, True), ("rows", 2, (3, 32, 17), 1, False), (1, 8, (3, 24, 40), 3, True),
+], ids=str)
+def test_integers_of_few_bits(
+    rows: int | str, bits: int, shape: tuple[int, int, int], blocks: int, zeros: bool
+) -> None:
+    """They stay such until they are in a tile's registers."""
+    model, weights = of_bits(rows, bits, shape, blocks, zeros)
+    free = isinstance(rows, str)
+    exe = mlc.compile(model, log=False, **({"shapes": {"x": f"1..64,{shape[1]}"}} if free else {}))
+    for count in (1, 13) if free else (rows,):
+        for ends in distributions(count, len(weights)):
+            x = RNG.standard_normal((count, weights.shape[1])).astype("float32")
+            wanted = expected(x, weights, ends)
+            np.testing.assert_allclose(exe(x=x, ends=ends.astype("int32"))[0], wanted, rtol=0, atol=1e-6 * (
+                1 + np.abs(x).sum(axis=1).max() * np.abs(weights).max()))
+    taken = {each["dtype"]: int(np.prod(each["shape"])) for each in exe.metadata["weights"] if len(each["shape"]) > 3}
+    columns = -(-shape[2] // 16) * 16
+    assert taken.pop("uint8") <= len(weights) * columns * (shape[1] * bits // 8 + zeros * blocks)
+    assert taken == {"float32": len(weights) * blocks * columns}, "scales"
+    spaces = [each["space"] for each in exe.metadata["functions"] if "grouped_mat_mul" in each["name"]]
+    assert spaces == ["cpu.contraction"]
+
+
+def test_integers_that_are_no_whole_bytes_are_refused_in_one_line() -> None:
+    model, _ = of_bits(4, 4, (3, 9, 16), 3, False)
+    with pytest.raises(ModelError, match="whole bytes of 2, 4 or 8 bits, got 3 integers of 4") as error:
+        mlc.compile(model, log=False)
     assert "\n" not in str(error.value)

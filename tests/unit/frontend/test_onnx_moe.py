@@ -252,3 +252,15 @@ def test_what_no_integers_are_is_refused_in_one_line(attributes: dict[str, Any],
     with pytest.raises(ModelError, match=said) as caught:
         mlc.compile(model("QMoE", inputs, weights, ["n", HIDDEN], **{"block_size": 16, **attributes}), log=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("bits", "block"), [(4, 16), (8, 0)])
+def test_weights_stay_integers(bits: int, block: int) -> None:
+    inputs, weights = integers(np.random.default_rng(9), bits, block, False, 2)
+    given = model("QMoE", inputs, weights, [3, HIDDEN], k=2, activation_type="swiglu", swiglu_fusion=1,
+                  expert_weight_bits=bits, **({"block_size": block} if block else {}))
+    sizes = {dtype: 0 for dtype in ("uint8", "float32")}
+    for entry in mlc.compile(given, log=False).metadata["weights"]:
+        sizes[entry["dtype"]] = sizes.get(entry["dtype"], 0) + int(np.prod(entry["shape"]))
+    assert sizes["uint8"] == sum(weights[name].size for name in ("w1", "w2"))
+    assert sizes["float32"] < 2 * sum(weights[name].size for name in ("s1", "s2", "b1", "b2"))

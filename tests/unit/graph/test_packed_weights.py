@@ -23,9 +23,12 @@ def _node(operator: str, inputs: str, output: str, **attributes: Any) -> onnx.No
 
 def _model(form: str, dtype: Any) -> tuple[onnx.ModelProto, np.ndarray]:
     """The model and its weights in float64. ``rows``: a word holds eight rows, and blocks are an axis of their own;
-    ``columns``: it holds eight columns, and scales and zero points are repeated for each row."""
+    ``columns``: it holds eight columns, and scales and zero points are repeated for each row; ``order``: and rows of
+    one scale lie apart, as GPTQ quantises them in the order of their activations."""
     rng, kind = np.random.default_rng(1), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    count = _DEPTH // _BLOCK
+    count, owners = _DEPTH // _BLOCK, np.arange(_DEPTH) // _BLOCK
+    if form == "order":
+        owners = rng.permutation(owners)
     numbers, zeros = rng.integers(0, 16, (_DEPTH, _COLUMNS)), rng.integers(0, 16, (count, _COLUMNS))
     scales = rng.uniform(0.01, 0.1, (count, _COLUMNS)).astype(dtype)
     axis = 0 if form == "rows" else 1
@@ -37,9 +40,9 @@ def _model(form: str, dtype: Any) -> tuple[onnx.ModelProto, np.ndarray]:
         shape, repeated = np.array([count, _BLOCK, _COLUMNS]), repeated[:, None]
     else:
         words, shifts, shape = words.reshape(_DEPTH, -1, 1), _SHIFTS, np.array([_DEPTH, _COLUMNS])
-        repeated = np.repeat(repeated, _BLOCK, 0)
+        repeated = repeated[owners]
     constants = {"w": words, "h": shifts, "m": np.uint32(15), "z": repeated, "n": shape, "p": scales,
-                 "one": np.array([1]), "k": np.array([_DEPTH, _COLUMNS]), "i": np.arange(_DEPTH) // _BLOCK}
+                 "one": np.array([1]), "k": np.array([_DEPTH, _COLUMNS]), "i": owners}
     nodes = [_node("BitShift", "w h", "a", direction="RIGHT"), _node("BitwiseAnd", "a m", "b"),
              _node("Reshape", "b n", "c"), _node("Cast", "c", "d", to=TensorProto.INT16), _node("Sub", "d z", "e"),
              _node("Cast", "e", "f", to=kind),
@@ -51,12 +54,12 @@ def _model(form: str, dtype: Any) -> tuple[onnx.ModelProto, np.ndarray]:
         [helper.make_tensor_value_info("y", kind, [3, _COLUMNS])],
         [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in constants.items()])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    weights = (numbers - np.repeat(zeros, _BLOCK, 0)) * np.repeat(scales.astype("float64"), _BLOCK, 0)
+    weights = (numbers - zeros[owners]) * scales[owners].astype("float64")
     return model, weights
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=["f32", "f16", "bf16"])
-@pytest.mark.parametrize("form", ["rows", "columns"])
+@pytest.mark.parametrize("form", ["rows", "columns", "order"])
 def test_they_stay_of_4_bits(form: str, dtype: Any) -> None:
     model, weights = _model(form, dtype)
     x = np.random.default_rng(2).standard_normal((3, _DEPTH)).astype(dtype)
@@ -70,7 +73,8 @@ def test_they_stay_of_4_bits(form: str, dtype: Any) -> None:
     assert found.dtype == x.dtype
     np.testing.assert_allclose(found.astype("float64"), wanted, rtol=0, atol=step * np.abs(wanted).max())
     taken = sum(int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in exe.metadata["weights"])
-    assert taken <= _DEPTH * _COLUMNS // 2 + 2 * 4 * _DEPTH // _BLOCK * _COLUMNS
+    places = 4 * _DEPTH if form == "order" else 0
+    assert taken <= _DEPTH * _COLUMNS // 2 + 2 * 4 * _DEPTH // _BLOCK * _COLUMNS + places
 
 
 def test_few_integers_of_more_bits_are_right() -> None:

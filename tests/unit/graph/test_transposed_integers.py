@@ -44,6 +44,8 @@ class Layer:
     signed: bool = False
     zero: int = 0
     per_channel: bool = True
+    groups: int = 1
+    dilation: int = 1
 
 
 LAYERS = {
@@ -52,20 +54,30 @@ LAYERS = {
     "signed": Layer(18, 8, 4, 2, (1, 1, 1, 1), signed=True, per_channel=False),
     "signed zero point": Layer(9, 17, 3, 3, (0, 1, 1, 0), signed=True, zero=-128), "plain": Layer(12, 10, 3, 1),
     "fourfold": Layer(16, 32, 8, 4, (2, 2, 2, 2), size=(3, 4)), "one pixel": Layer(40, 24, 4, 1, size=(1, 1)),
+    "groups": Layer(32, 32, 3, 2, (1, 1, 1, 1), 1, zero=9, groups=2),
+    "one scale": Layer(64, 64, 4, 2, groups=2, per_channel=False),
+    "dilated": Layer(16, 24, 3, 2, (2, 1, 2, 1), 1, zero=200, dilation=2),
 }
 
 
-def model(layer: Layer) -> onnx.ModelProto:
-    """Integers to integers through DequantizeLinear, ConvTranspose with a bias, and QuantizeLinear."""
+def model(layer: Layer, together: bool = False) -> onnx.ModelProto:
+    """Integers to integers through DequantizeLinear, ConvTranspose with a bias, and QuantizeLinear. With groups
+    ``together``, of which the evaluator knows none, other groups' weights are zeros."""
     rng = np.random.default_rng(layer.channels * 100 + layer.filters)
+    groups = 1 if together else layer.groups
     kind, number = (np.int8, TensorProto.INT8) if layer.signed else (np.uint8, TensorProto.UINT8)
-    shape = (layer.channels, layer.filters, layer.kernel, layer.kernel)
+    shape = (layer.channels, layer.filters // layer.groups, layer.kernel, layer.kernel)
     ends = rng.choice([-128, 127], shape)
     weight = np.where(rng.random(shape) < 1 / 3, ends, rng.integers(-128, 128, shape)).astype("int8")
-    count = layer.filters if layer.per_channel else 1
+    count = shape[1] if layer.per_channel else 1
     scales = (2.0 ** -rng.integers(5, 9, count)).astype("float32")
+    bias = (rng.integers(-4096, 4096, layer.filters) * np.resize(scales, layer.filters) * 2.0**-4).astype("float32")
+    if together:
+        group = np.arange(layer.channels)[:, None, None, None] * layer.groups // layer.channels
+        weight = np.concatenate([np.where(group == g, weight, np.int8(0)) for g in range(layer.groups)], 1)
+        if layer.per_channel:
+            count, scales = layer.filters, np.tile(scales, layer.groups)
     zeros = np.zeros(count, "int8")
-    bias = (rng.integers(-4096, 4096, layer.filters) * scales * 2.0**-4).astype("float32")
     constants = {
         "xs": np.float32(2.0**-4), "xz": kind(layer.zero), "w": weight, "ws": scales if count > 1 else scales[0],
         "wz": zeros if count > 1 else zeros[0], "b": bias, "ys": np.float32(0.5), "yz": np.uint8(110),
@@ -74,7 +86,8 @@ def model(layer: Layer) -> onnx.ModelProto:
         helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["xf"]),
         helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], **({"axis": 1} if count > 1 else {})),
         helper.make_node("ConvTranspose", ["xf", "wf", "b"], ["yf"], strides=[layer.stride] * 2, pads=[*layer.pads],
-                         output_padding=[layer.extra] * 2, kernel_shape=[layer.kernel] * 2),
+                         output_padding=[layer.extra] * 2, kernel_shape=[layer.kernel] * 2, group=groups,
+                         dilations=[layer.dilation] * 2),
         helper.make_node("QuantizeLinear", ["yf", "ys", "yz"], ["y"]),
     ]
     graph = helper.make_graph(
@@ -100,13 +113,40 @@ def spaces(layer: Layer, target: Target) -> list[str]:
 def test_integers_are_those_of_the_reference(name: str) -> None:
     layer = LAYERS[name]
     x = activations(layer)
-    (expected,) = ReferenceEvaluator(model(layer)).run(None, {"x": x})
+    (expected,) = ReferenceEvaluator(model(layer, together=True)).run(None, {"x": x})
     assert 0 < np.mean(expected == 255) < 0.5 and expected.std() > 10
     (found,) = mlc.compile(model(layer), NATIVE, log=False)(x)
     np.testing.assert_array_equal(found, expected)
     for target in (V3, N1):
         assert "cpu.conv2d_integer" in spaces(layer, target)
     assert "cpu.conv2d_nchwc" not in spaces(layer, N1)
+
+
+def test_lines_are_images_of_one_row() -> None:
+    """With a scale for each channel, whose axis is the second."""
+    rng = np.random.default_rng(5)
+    constants = {
+        "xs": np.float32(2.0**-4), "xz": np.uint8(77), "w": rng.choice([-128, -3, 50, 127], (16, 24, 4)).astype("int8"),
+        "ws": (2.0 ** -rng.integers(5, 9, 24)).astype("float32"), "wz": np.zeros(24, "int8"),
+        "ys": np.float32(0.5), "yz": np.uint8(110),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["xf"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], axis=1),
+        helper.make_node("ConvTranspose", ["xf", "wf"], ["yf"], strides=[2], pads=[1, 2], kernel_shape=[4]),
+        helper.make_node("QuantizeLinear", ["yf", "ys", "yz"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "line", [helper.make_tensor_value_info("x", TensorProto.UINT8, [2, 16, 21])],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, [None] * 3)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()])
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    x = rng.choice(np.array([0, 1, 100, 255], "uint8"), (2, 16, 21))
+    (expected,) = ReferenceEvaluator(given).run(None, {"x": x})
+    assert expected.std() > 10
+    np.testing.assert_array_equal(mlc.compile(given, NATIVE, log=False)(x)[0], expected)
+    names = [find(task.func, V3.tvm).name for task in lower(load_model(given).mod, V3).tasks]
+    assert "cpu.conv2d_integer" in names
 
 
 def test_large_images_with_a_zero_point_stay_floats() -> None:
