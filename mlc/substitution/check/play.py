@@ -525,11 +525,9 @@ class Play(Steps):
         need(i != j, "a term is not merged with itself")
         one, facts, read = self.at(i)
         other, _, read_other = self.at(j)
-        names = [fresh_name() for _ in other.names]
-        there = dict(zip(other.names, map(name, names), strict=True))
-        into = dict(zip(names, map(read, mapping), strict=True))
-        outof = {n: read_other(t).substituted(there) for n, t in zip(one.names, inverse, strict=True)}
-        moved = one_to_one(one.names, substituted(other, there), names, into, outof)
+        into = dict(zip(other.names, map(read, mapping), strict=True))
+        outof = {n: read_other(t) for n, t in zip(one.names, inverse, strict=True)}
+        moved = one_to_one(one.names, other, other.names, into, outof)
         implied(moved.guards, forth, facts, read)
         implied(one.guards, back, [*self.facts, *inequalities(moved.guards)], read)
         need(sorted(pairing) == list(range(len(one.atoms))) and len(pairing) == len(moved.atoms) == len(equal),
