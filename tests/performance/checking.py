@@ -1,8 +1,8 @@
 """What it adds to a compile that certificates are checked: ``python -m tests.performance.checking``.
 
-For each model the rules that another graph of it rests on are checked twice, in processor milliseconds: on a machine that has
-checked nothing yet, and in another process of one that remembers them by the hashes of their contents. Beside them that
-of lowering the whole model, of which it is a part.
+For each model the rules that another graph of it rests on are checked twice, in processor milliseconds: on a machine
+that has checked nothing yet, and in another process of one that remembers them by the hashes of their contents. Beside
+them that of lowering the whole model, of which it is a part.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Checked:
 
 def checked(compilation: Any) -> Checked:
     """Lowers a model on a machine that has checked nothing, then again where all is remembered."""
-    from mlc.graph.substitute.rules import shipped_patterns
     from mlc.graph.substitute import search
+    from mlc.graph.substitute.rules import shipped_patterns
     from mlc.substitution import rewrite, trust
 
     found, trusted, folder_before = Checked(), rewrite.trusted, os.environ.get("MLC_DATA_DIR")

@@ -19,8 +19,8 @@ from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.extract import Extraction, Problem, as_terms, extract
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import Reading, read
-from mlc.graph.substitute.saturate import Report, folds, saturate
 from mlc.graph.substitute.rules import uncollected
+from mlc.graph.substitute.saturate import Report, folds, saturate
 from mlc.graph.substitute.slices import merged_slices
 from mlc.graph.substitute.split import Region, joined, split
 from mlc.graph.substitute.write import write

@@ -85,7 +85,8 @@ def check_instance(rule: Rule, general: Rule) -> None:
     with _explained(rule):
         need(content_hash(expanded(general, certificate["axes"])) == content_hash(rule),
              "the general rule says something else at these ranks")
-        need(certificate["whole"] == proof["whole"] and (certificate["backward"] is None) == (proof["backward"] is None),
+        one_way = [each["backward"] is None for each in (certificate, proof)]
+        need(certificate["whole"] == proof["whole"] and one_way[0] == one_way[1],
              "it must claim what the general rule's certificate claims")
 
 
@@ -192,6 +193,7 @@ class _Check:
         """What holds of all sizes that the rule admits and for which its source is well-formed."""
         need(len(steps) <= _MOST_STEPS, f"there must be at most {_MOST_STEPS} assumptions")
         for word, place, *words in steps:
+            need(type(place) is int and place >= 0, "conditions are numbered from 0")
             conditions = self.rule.conditions
             of_rule = place < len(conditions)
             condition = (conditions[place].substitute(self.values) if of_rule

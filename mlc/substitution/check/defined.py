@@ -18,16 +18,7 @@ from mlc.substitution.check.integers import Expr, Guard, guard_of, need, positiv
 from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
 from mlc.substitution.check.play import Steps
-from mlc.substitution.check.terms import (
-    Term,
-    collected,
-    divisor_of,
-    is_size,
-    make_term,
-    opposites,
-    substituted,
-    under,
-)
+from mlc.substitution.check.terms import Term, collected, divisor_of, is_size, make_term, opposites, substituted, under
 
 __all__ = ["Cover", "demands_of", "divisors_of"]
 
