@@ -72,17 +72,18 @@ Monomial: TypeAlias = tuple[Atom, ...]
 class Poly:
     """An integer polynomial; immutable, hashable, with ``+ - * // %``."""
 
-    __slots__ = ("_hash", "_symbols", "terms")
+    __slots__ = ("_hash", "_symbols", "_text", "terms")
 
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         kept = [(monomial, factor) for monomial, factor in terms.items() if factor]
         if len(kept) > 1:
-            kept.sort(key=lambda term: (len(term[0]), [str(atom) for atom in term[0]]))
+            kept.sort(key=_place)
         self.terms = tuple(kept)
-        self._hash = hash(self.terms)
+        self._hash: int | None = None
         self._symbols: frozenset[str] | None = None
+        self._text: str | None = None
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -117,16 +118,20 @@ class Poly:
         return self._symbols
 
     def __add__(self, other: Poly | int) -> Poly:
+        return self._plus(as_poly(other), 1)
+
+    def _plus(self, other: Poly, sign: int) -> Poly:
         total = dict(self.terms)
-        for monomial, factor in as_poly(other).terms:
-            total[monomial] = total.get(monomial, 0) + factor
+        for monomial, factor in other.terms:
+            total[monomial] = total.get(monomial, 0) + sign * factor
         return Poly(total)
 
     def __mul__(self, other: Poly | int) -> Poly:
         total: dict[Monomial, int] = {}
+        terms = as_poly(other).terms
         for left, a in self.terms:
-            for right, b in as_poly(other).terms:
-                monomial = tuple(sorted(left + right, key=str))
+            for right, b in terms:
+                monomial = tuple(sorted(left + right, key=_word)) if left and right else left or right
                 total[monomial] = total.get(monomial, 0) + a * b
         return Poly(total)
 
@@ -134,7 +139,7 @@ class Poly:
         return Poly({m: -c for m, c in self.terms})
 
     def __sub__(self, other: Poly | int) -> Poly:
-        return self + (-as_poly(other))
+        return self._plus(as_poly(other), -1)
 
     def __rsub__(self, other: int) -> Poly:
         return as_poly(other) - self
@@ -222,13 +227,23 @@ class Poly:
 
         def of(atom: Atom) -> Poly:
             if isinstance(atom, Symbol):
-                return values.get(atom.name, Poly.atom(atom))
+                return as_poly(values[atom.name])
             if isinstance(atom, Lookup):
                 return Poly.atom(Lookup(atom.tensor, tuple(index.substitute(values) for index in atom.indices)))
             numerator, denominator = atom.numerator.substitute(values), atom.denominator.substitute(values)
             return numerator // denominator if isinstance(atom, FloorDiv) else numerator % denominator
 
-        return reduce(add, (reduce(mul, map(of, m), as_poly(c)) for m, c in self.terms), as_poly(0))
+        total: dict[Monomial, int] = {}
+        for monomial, factor in self.terms:
+            kept = tuple(a for a in monomial if isinstance(a, Symbol) and a.name not in values)
+            if len(kept) == len(monomial):
+                total[monomial] = total.get(monomial, 0) + factor
+                continue
+            product = reduce(mul, (of(a) for a in monomial if not isinstance(a, Symbol) or a.name in values))
+            for one, c in product.terms:
+                both = tuple(sorted(kept + one, key=_word)) if kept and one else kept or one
+                total[both] = total.get(both, 0) + factor * c
+        return Poly(total)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
@@ -236,9 +251,16 @@ class Poly:
         return isinstance(other, Poly) and self.terms == other.terms
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.terms)
         return self._hash
 
     def __str__(self) -> str:
+        if self._text is None:
+            self._text = self._written()
+        return self._text
+
+    def _written(self) -> str:
         if not self.terms:
             return "0"
         parts = []
@@ -253,8 +275,17 @@ class Poly:
     __repr__ = __str__
 
 
+def _word(atom: Atom) -> str:
+    return atom.name if isinstance(atom, Symbol) else str(atom)
+
+
+def _place(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """In what order terms stand."""
+    return len(term[0]), list(map(_word, term[0]))
+
+
 def _leading(poly: Poly) -> tuple[Monomial, int]:
-    return min(poly.terms, key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]]))
+    return min(poly.terms, key=lambda term: (-len(term[0]), list(map(_word, term[0]))))
 
 
 def integer(value: Poly | int) -> int:

@@ -17,6 +17,7 @@ from mlc.operators import operators_where
 from mlc.operators.shapes import fixed, inferred
 from mlc.operators.sliding import explicit
 from mlc.operators.tensor import ShapeError
+from mlc.substitution.rule import Rule
 from mlc.substitution.terms import LEAVES, Attributes, TermGraph, freeze, whole
 
 __all__ = ["COMMUTATIVE", "PATIENCE", "PRODUCTS", "EGraph", "ENode", "Limits"]
@@ -68,10 +69,14 @@ class EGraph:
 
     Whatever a class has for nodes is defined at least where the model's own term is: a rule says so of its sides. So a
     class of the model may have no node of another one that is defined in fewer places (:meth:`refine`).
+
+    Rules are applied if their certificates are valid. With ``unproved`` that is asked for later: of whoever takes a
+    graph out of it, who must check the rules that are in ``unproved`` then, by their identities.
     """
 
     def __init__(self, commutative: Collection[str] = COMMUTATIVE) -> None:
         self.commutative = frozenset(commutative)
+        self.unproved: dict[int, Rule] | None = None
         self._parent: list[int] = []
         self._known: dict[ENode, int] = {}
         self._pending: list[int] = []

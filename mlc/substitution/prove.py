@@ -160,8 +160,12 @@ class _Prover:
             equal = [Condition(a - b, "==") for a, b in zip(one.shape, other.shape, strict=True)]
             sizes = self._demand(given.facts, equal, "output shapes must be equal: {} must hold")
             expander, context, indices, facts = _anywhere(one, given.facts)
-            left, right = expander.expand(one[indices]), expander.expand(other[indices])
-            divisors = divisors_of(expander.demands(one[indices]))
+            try:
+                mine, theirs = one[indices], other[indices]
+            except ShapeError as error:  # of gathers, at numbers that are computed
+                raise Stuck(f"output {place} must have elements: {error}") from error
+            left, right = expander.expand(mine), expander.expand(theirs)
+            divisors = divisors_of(expander.demands(mine))
             steps = prove_goal(Goal(expander, context, facts, left, right, divisors))
             proofs.append({"shape": sizes, "steps": steps})
             elements.append((one, other))

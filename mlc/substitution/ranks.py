@@ -15,7 +15,7 @@ from typing import Any
 
 from mlc.errors import MlcError
 from mlc.substitution.check import CertificateError
-from mlc.substitution.check.ranks import Ranked
+from mlc.substitution.check.ranks import Ranked, ranked
 from mlc.substitution.codec import dump_rule
 from mlc.substitution.rule import Rule
 
@@ -35,27 +35,27 @@ def _instances(rule: Rule, rank: int) -> tuple[Rule, ...]:
     """None, with a warning, for blocks that an operator does not take."""
     stated = dump_rule(rule)
     try:
-        ranked = Ranked(rule)
+        found = ranked(rule)
     except (MlcError, ValueError, TypeError, LookupError) as error:
         warnings.warn(f"a rule must be one at every rank to be applied, but {rule.name} is not: {error}; it is left "
                       "out", stacklevel=3)
         return ()
-    return tuple(_certified(rule, stated, lengths, one) for lengths, one in _expansions(rule, ranked, rank))
+    return tuple(_certified(rule, stated, lengths, one) for lengths, one in _expansions(rule, found, rank))
 
 
 def expansions(rule: Rule, rank: int = RANK) -> Iterator[tuple[tuple[int, ...], Rule]]:
     """The rule at every choice of ranks at which it says something, few axes first."""
-    return _expansions(rule, Ranked(rule), rank)
+    return _expansions(rule, ranked(rule), rank)
 
 
-def _expansions(rule: Rule, ranked: Ranked, rank: int) -> Iterator[tuple[tuple[int, ...], Rule]]:
+def _expansions(rule: Rule, made: Ranked, rank: int) -> Iterator[tuple[tuple[int, ...], Rule]]:
     seen = set[str]()
     for lengths in sorted(product(range(rank + 1), repeat=len(rule.blocks)), key=sum):
         named = dict(zip(sorted(rule.blocks), lengths, strict=True))
-        if not 1 <= ranked.rank(named) <= rank or not _has_ones(rule, named):
+        if not 1 <= made.rank(named) <= rank or not _has_ones(rule, named):
             continue
         try:
-            one = ranked.at(_axes(rule, lengths))
+            one = made.at(_axes(rule, lengths))
         except CertificateError:  # a sum over no axis
             continue
         text = _unnamed(one)

@@ -168,11 +168,24 @@ class Rewrite:
     @cached_property
     def _trusted(self) -> bool:
         """Whether the certificate is valid, and for this direction."""
-        if self._assumed:
-            return True
+        return self._assumed or (trusted(self.proved) and self._claims)
+
+    @cached_property
+    def _claims(self) -> bool:
+        """Whether the certificate, valid or not, says what it claims, and claims it for this direction."""
         certificate = self.proved.certificate
-        assert certificate is not None
-        return trusted(self.proved) and not (self.turned and certificate["backward"] is None)
+        if not isinstance(certificate, Mapping):
+            return False
+        whole = certificate.get("whole")
+        said = isinstance(whole, Mapping) and all(isinstance(whole.get(way), list) for way in ("forward", "backward"))
+        return said and "backward" in certificate and not (self.turned and certificate["backward"] is None)
+
+    def _admitted(self, graph: EGraph) -> bool:
+        """Whether it may be applied: its certificate is valid, or will be asked for."""
+        if graph.unproved is None or self._assumed or not self._claims:
+            return self._trusted
+        graph.unproved[id(self.proved)] = self.proved
+        return True
 
     @cached_property
     def _whole(self) -> tuple[str, ...]:
@@ -184,7 +197,7 @@ class Rewrite:
 
     def build(self, graph: EGraph, match: Match) -> bool:
         """Add the target and merge it with the source; whether the graph learnt anything."""
-        if not self._trusted or not all(graph.whole[graph.find(match.classes[name])] for name in self._whole
+        if not self._admitted(graph) or not all(graph.whole[graph.find(match.classes[name])] for name in self._whole
                                         if name in match.classes):
             return False
         before, mark, made = len(graph), graph.mark, dict(match.classes)

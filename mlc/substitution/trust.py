@@ -40,10 +40,16 @@ def trusted(rule: Rule) -> bool:
 
 
 def _checked(rule: Rule, digest: str) -> bool:
-    from mlc.substitution.check import check_rule
+    from mlc.substitution.check import check_instance, check_proof, general_of
 
     try:
-        check_rule(rule)
+        general = general_of(rule)
+        if general is None:
+            check_proof(rule)
+        elif trusted(general):  # once for all of its instances
+            check_instance(rule, general)
+        else:
+            return False
     except MlcError as error:
         warnings.warn(f"a rule must have a valid certificate to be applied, but {error}; it is left out", stacklevel=4)
         return False

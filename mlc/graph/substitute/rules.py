@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import Any
 
@@ -18,12 +19,24 @@ from mlc.substitution.ranks import RANK, instances
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
 
-__all__ = ["Patterns", "patterns", "rank_for", "ready", "shipped_patterns"]
+__all__ = ["Patterns", "patterns", "rank_for", "ready", "shipped_patterns", "uncollected"]
 
 #: the lowest rank that a model's rules are made ready for: few models have no tensor of it
 _COMMON = 4
 #: operators that a search adds by itself to a graph of convolutions (:mod:`mlc.graph.substitute.hints`)
 _HINTED = ("enlarge", "identity_kernel")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without looks for garbage, which there is little of: beside a whole model each takes longer than many a rule."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def rank_for(function: relax.Function) -> int:
@@ -90,13 +103,8 @@ class Patterns(Sequence[Pattern]):
         return self._patterns(range(len(self._rules)))
 
     def _patterns(self, places: Iterable[int]) -> tuple[Pattern, ...]:
-        collects = gc.isenabled()
-        gc.disable()  # all of it stays: to look through it for garbage again and again would take as long as to make it
-        try:
+        with uncollected():  # all of it stays
             found = [pattern for place in places for pattern in self._of(place)]
-        finally:
-            if collects:
-                gc.enable()
         return tuple(sorted(found, key=lambda pattern: pattern.benefit))
 
     def _of(self, place: int) -> list[Pattern]:

@@ -39,7 +39,8 @@ _PAIRS = 3
 @dataclass(frozen=True)
 class Report:
     """Why it stopped (``saturated``, ``nodes``, ``rounds``, ``work``; ``seconds``: it should not have), sizes, the work
-    that was done in the units of :class:`Limits`, and how often each rule matched."""
+    that was done in the units of :class:`Limits`, and how often each rule matched. ``unproved`` are the rules that were
+    applied before their certificates were checked."""
 
     reason: str
     rounds: int
@@ -47,6 +48,7 @@ class Report:
     work: float
     seconds: float
     matches: Mapping[str, int] = field(default_factory=dict)
+    unproved: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _Saturation:
     def __init__(self, graph: TermGraph, patterns: Sequence[Pattern], limits: Limits) -> None:
         self._graph, self._limits = graph, limits
         self._egraph, self._found = EGraph.of(graph)
+        self._egraph.unproved = {}
         self._matches: Counter[str] = Counter()
         self._resting: dict[int, int] = {}  # the round in which a rule takes part again
         self._strikes: Counter[int] = Counter()
@@ -117,7 +120,7 @@ class _Saturation:
                 reason = "saturated"
                 break
         report = Report(reason, number, len(self._egraph), self._egraph.work, time.monotonic() - started,
-                        dict(self._matches))
+                        dict(self._matches), tuple((self._egraph.unproved or {}).values()))
         return self._choices(), report
 
     def _over(self, started: float) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import tvm
@@ -19,13 +19,16 @@ from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.extract import Extraction, Problem, as_terms, extract
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import Reading, read
+from mlc.graph.substitute.rules import uncollected
 from mlc.graph.substitute.saturate import Report, folds, saturate
 from mlc.graph.substitute.slices import merged_slices
 from mlc.graph.substitute.split import Region, joined, split
 from mlc.graph.substitute.write import write
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.substitution.egraph import PATIENCE, Limits
+from mlc.substitution.rule import Rule
 from mlc.substitution.terms import TermGraph
+from mlc.substitution.trust import trusted
 
 __all__ = ["Candidate", "Found", "Options", "search"]
 
@@ -89,10 +92,37 @@ def search(
 ) -> Found:
     """The graphs that ``patterns`` make of a simplified module's main and that extraction finds cheap.
 
-    What is found is the same on every machine, unless the ``seconds`` run out.
+    What is found is the same on every machine, unless the ``seconds`` run out. Where it is more than the model's own
+    graph, the certificates of the rules that were applied are valid: where some are not, all is done again without
+    those.
     """
-    options, started = options or Options(), time.monotonic()
     reading = reading or read(mod["main"])
+    while True:
+        try:
+            found, applied = _searched(mod, patterns, target, options or Options(), compile_options, reading)
+        except Exception:  # a rule that is wrong may bring about anything
+            wrong = _wrong(pattern.proved for pattern in patterns)
+            if not wrong:
+                raise
+        else:
+            wrong = _wrong(applied)
+            if not wrong:
+                return found
+        patterns = [pattern for pattern in patterns if id(pattern.proved) not in wrong]
+
+
+def _wrong(rules: Iterable[Rule]) -> set[int]:
+    """The identities of those whose certificates are not valid."""
+    with uncollected():
+        return {id(rule) for rule in rules if not trusted(rule)}
+
+
+def _searched(
+    mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options,
+    compile_options: CompileOptions, reading: Reading,
+) -> tuple[Found, list[Rule]]:
+    """What is found, and the rules that it rests on which were not checked."""
+    started = time.monotonic()
     weights = sum(array.nbytes for array in reading.constants)
     costs = Costs(target, weights, compile_options, scale=dict(options.scale))
     whole = reading.graph.live()
@@ -103,8 +133,11 @@ def search(
         left = max(0.0, options.work - sum(each.report.work for each in solved.values()))
         solved[graph] = _solve(graph, patterns, costs, replace(
             options, work=left / (len(distinct) - number), seconds=options.seconds - (time.monotonic() - started)))
-    return Found(mod, reading, tuple(_candidates(whole, regions, solved, options.candidates)),
-                 tuple(each.report for each in solved.values()), time.monotonic() - started)
+    found = Found(mod, reading, tuple(_candidates(whole, regions, solved, options.candidates)),
+                  tuple(each.report for each in solved.values()), time.monotonic() - started)
+    applied = [rule for each in solved.values() if any(one.graph != each.original.graph for one in each.choices)
+               for rule in each.report.unproved]
+    return found, applied if len(found.candidates) > 1 else []
 
 
 @dataclass(frozen=True)
@@ -157,7 +190,7 @@ def _both(first: Report, second: Report) -> Report:
     matches = Counter(first.matches) + Counter(second.matches)
     reason = next((each for each in ("seconds", "work") if each in (first.reason, second.reason)), second.reason)
     return Report(reason, first.rounds + second.rounds, max(first.nodes, second.nodes), first.work + second.work,
-                  first.seconds + second.seconds, dict(matches))
+                  first.seconds + second.seconds, dict(matches), first.unproved + second.unproved)
 
 
 def _saturated(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options) -> _Solved:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from mlc.substitution.codec import RuleError, content_hash, load_rule, parse_siz
 from mlc.substitution.graph import Graph
 from mlc.substitution.rule import Rule
 
-__all__ = ["FORMAT", "check", "check_rule"]
+__all__ = ["FORMAT", "check", "check_instance", "check_proof", "check_rule", "general_of"]
 
 FORMAT = 3
 _MOST_STEPS = 200
@@ -44,13 +45,57 @@ def check(data: Mapping[str, Any]) -> None:
 
 def check_rule(rule: Rule) -> None:
     """:func:`check` of a rule that was read."""
-    certificate = rule.certificate
-    try:
+    general = general_of(rule)
+    if general is not None:
+        check_rule(general)
+        check_instance(rule, general)
+    else:
+        check_proof(rule)
+
+
+def check_proof(rule: Rule) -> None:
+    """The certificate proves the rule, if :func:`general_of` finds that it is a proof."""
+    with _explained(rule):
+        assert rule.certificate is not None
+        _proved(rule, rule.certificate)
+
+
+def general_of(rule: Rule) -> Rule | None:
+    """The rule for many ranks of which the certificate says that this one is an instance, itself to be checked; None
+    if it is a proof."""
+    with _explained(rule):
+        certificate = rule.certificate
         if not isinstance(certificate, Mapping):
             raise CertificateError("it has no certificate")
         check_size(certificate)
+        if "general" not in certificate:
+            return None
+        general = load_rule(certificate["general"])
+        need(isinstance(general.certificate, Mapping) and general.blocks and not rule.blocks,
+             "it must be of a proved rule with blocks")
+        return general
+    return None
+
+
+def check_instance(rule: Rule, general: Rule) -> None:
+    """The rule is the one of :func:`general_of` at the ranks that the certificate names, and claims what that one's
+    certificate claims."""
+    certificate, proof = rule.certificate, general.certificate
+    assert certificate is not None and proof is not None
+    with _explained(rule):
+        need(content_hash(expanded(general, certificate["axes"])) == content_hash(rule),
+             "the general rule says something else at these ranks")
+        one_way = [each["backward"] is None for each in (certificate, proof)]
+        need(certificate["whole"] == proof["whole"] and one_way[0] == one_way[1],
+             "it must claim what the general rule's certificate claims")
+
+
+@contextmanager
+def _explained(rule: Rule) -> Iterator[None]:
+    """Bounds what is checked inside, and says of which rule it is that something is wrong."""
+    try:
         with bounded():
-            (_instance if "general" in certificate else _proved)(rule, certificate)
+            yield
     except CertificateError as error:
         raise CertificateError(f"rule {rule.name}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuleError,
@@ -67,23 +112,20 @@ def _proved(rule: Rule, certificate: Mapping[str, Any]) -> None:
     _Check(rule).run(certificate)
 
 
-def _instance(rule: Rule, certificate: Mapping[str, Any]) -> None:
-    """The rule is a general one at the ranks that the certificate names, and shows what the general one's shows."""
-    general = load_rule(certificate["general"])
-    proof = general.certificate
-    need(isinstance(proof, Mapping) and general.blocks and not rule.blocks, "it must be of a proved rule with blocks")
-    assert proof is not None
-    _proved(general, proof)
-    need(content_hash(expanded(general, certificate["axes"])) == content_hash(rule),
-         "the general rule says something else at these ranks")
-    need(certificate["whole"] == proof["whole"] and (certificate["backward"] is None) == (proof["backward"] is None),
-         "it must claim what the general rule's certificate claims")
-
-
 @dataclass
 class _Side:
     outputs: list[Tensor]
     demands: list[Condition]
+
+
+@dataclass
+class _Element:
+    """Any element of an output: ``facts`` about its indices and the sizes, what it is a sum of, and what must be
+    defined for it to be."""
+
+    facts: list[Expr]
+    terms: list[Term]
+    demands: list[Term]
 
 
 class _Check:
@@ -96,10 +138,11 @@ class _Check:
         self.sizes = set(rule.symbols)
         self.values: dict[str, Poly] = {}
         self.facts = [name(s) - 1 for s in rule.symbols]
+        self._source: _Side | None = None
 
     def run(self, certificate: Mapping[str, Any]) -> None:
         self.assume(certificate["assume"])
-        source, target = self.side(self.rule.source), self.side(self.rule.target)
+        source, target = self.source(), self.side(self.rule.target)
         self.demanded(target.demands, certificate["demands"], "what the target demands of sizes")
         proofs, backward = certificate["outputs"], certificate["backward"]
         whole = {way: _names(certificate["whole"][way]) for way in ("forward", "backward")}
@@ -109,10 +152,13 @@ class _Check:
             need(len(one.shape) == len(other.shape), "outputs differ in rank")
             equal = [Condition(a - b, "==") for a, b in zip(one.shape, other.shape, strict=True)]
             self.demanded(equal, proof["shape"], "the equality of output shapes")
-            self.equal(one, other, proof["steps"])
-            self.defined(one, other, proof["defined"], whole["forward"])
+            context = [fresh_name() for _ in one.shape]
+            left, right = self.element(one, context), self.element(other, context)
+            divisors = divisors_of(left.demands)
+            Play(frozenset(self.sizes), context, left.facts, divisors, left.terms, right.terms).run(proof["steps"])
+            self.defined(context, left, right, proof["defined"], whole["forward"])
             if backward is not None:
-                self.defined(other, one, backward[place], whole["backward"])
+                self.defined(context, right, left, backward[place], whole["backward"])
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
@@ -137,12 +183,21 @@ class _Check:
                 at[place, k] = tensor
         return _Side([at[r] for r in graph.outputs], [c for c, _ in require.conditions])
 
+    def source(self) -> _Side:
+        """:meth:`side` of the rule's source, at the sizes as they are."""
+        if self._source is None:
+            self._source = self.side(self.rule.source)
+        return self._source
+
     def assume(self, steps: Sequence[Any]) -> None:
         """What holds of all sizes that the rule admits and for which its source is well-formed."""
         need(len(steps) <= _MOST_STEPS, f"there must be at most {_MOST_STEPS} assumptions")
         for word, place, *words in steps:
-            conditions = [c.substitute(self.values) for c in self.rule.conditions] + self.side(self.rule.source).demands
-            condition = conditions[place]
+            need(type(place) is int and place >= 0, "conditions are numbered from 0")
+            conditions = self.rule.conditions
+            of_rule = place < len(conditions)
+            condition = (conditions[place].substitute(self.values) if of_rule
+                         else self.source().demands[place - len(conditions)])
             if word == "fact":
                 expr = self.divided(translated(condition.poly), words[0])
                 self.facts += [expr] if condition.relation == ">=" else [expr, -expr]
@@ -174,6 +229,7 @@ class _Check:
         self.values = {n: p.substitute({size: value}) for n, p in self.values.items()} | {size: value}
         self.facts = [p.substituted({size: translated(value)}) for p in self.facts]
         self.sizes.discard(size)
+        self._source = None
 
     def divided(self, expr: Expr, steps: Sequence[Any]) -> Expr:
         need(len(steps) <= _MOST_STEPS, f"there must be at most {_MOST_STEPS} quotients")
@@ -191,27 +247,19 @@ class _Check:
 
     # --- elements ----------------------------------------------------------------------------------------------------
 
-    def anywhere(self, tensor: Tensor) -> tuple[list[str], tuple[Poly, ...], list[Expr]]:
-        """Variables for an element of a tensor, its indices, and the facts about both."""
-        context = [fresh_name() for _ in tensor.shape]
+    def element(self, tensor: Tensor, context: Sequence[str]) -> _Element:
+        """The element at variables, which are its indices."""
         ranges = [p for n, s in zip(context, tensor.shape, strict=True) for p in (name(n), translated(s) - 1 - name(n))]
-        return context, tuple(map(Poly.symbol, context)), [*self.facts, *ranges]
+        value = tensor[tuple(map(Poly.symbol, context))]
+        return _Element([*self.facts, *ranges], terms_of(value, {}), demands_of(value, {}))
 
-    def equal(self, one: Tensor, other: Tensor, steps: Sequence[Any]) -> None:
-        """``other`` is ``one`` wherever that is defined: there, what it divides by is not 0."""
-        context, indices, facts = self.anywhere(one)
-        left, right = terms_of(one[indices], {}), terms_of(other[indices], {})
-        divisors = divisors_of(demands_of(one[indices], {}))
-        Play(frozenset(self.sizes), context, facts, divisors, left, right).run(steps)
-
-    def defined(self, one: Tensor, other: Tensor, proofs: Mapping[str, Any], whole: set[str]) -> None:
+    def defined(self, context: Sequence[str], one: _Element, other: _Element, proofs: Mapping[str, Any],
+                whole: set[str]) -> None:
         """``other`` is defined wherever ``one`` is: its reads, tensor by tensor but for those of ``whole``, and its
         partial functions, which stand under the empty name."""
-        context, indices, facts = self.anywhere(one)
-        given, wanted = demands_of(one[indices], {}), demands_of(other[indices], {})
-        for group in sorted(set(map(_group, wanted)) - whole):
-            theirs, ours = ([t for t in terms if _group(t) == group] for terms in (wanted, given))
-            Cover(frozenset(self.sizes), context, facts, theirs, ours, divisors_of(given)).run(proofs[group])
+        for group in sorted(set(map(_group, other.demands)) - whole):
+            theirs, ours = ([t for t in each.demands if _group(t) == group] for each in (other, one))
+            Cover(frozenset(self.sizes), context, one.facts, theirs, ours, divisors_of(one.demands)).run(proofs[group])
 
 
 def _group(demand: Term) -> str:

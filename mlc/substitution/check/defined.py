@@ -14,21 +14,11 @@ from typing import Any, Self
 from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum, Within
 from mlc.substitution.check.elements import WITHIN, bind, terms_of
-from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
+from mlc.substitution.check.integers import Expr, Guard, guard_of, need, positive, translated
 from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
 from mlc.substitution.check.play import Steps
-from mlc.substitution.check.terms import (
-    Term,
-    collected,
-    divisor_of,
-    fresh_name,
-    is_size,
-    make_term,
-    opposites,
-    substituted,
-    under,
-)
+from mlc.substitution.check.terms import Term, collected, divisor_of, is_size, make_term, opposites, substituted, under
 
 __all__ = ["Cover", "demands_of", "divisors_of"]
 
@@ -120,10 +110,8 @@ class Cover(Steps):
         """For all values of its variables, demand i is demand j at the values that ``mapping`` gives j's variables."""
         need(i in self.wanted and j not in self.wanted, "a demand of the target is covered by one of the source")
         one, facts, read = self.at(i)
-        other = self.terms[j]
-        names = [fresh_name() for _ in other.names]
-        apart = substituted(other, dict(zip(other.names, map(name, names), strict=True)))
-        moved = substituted(apart, dict(zip(names, map(read, mapping), strict=True)))
+        other = self.terms[j]  # whose names are others than those that one was just given
+        moved = substituted(other, dict(zip(other.names, map(read, mapping), strict=True)))
         implied(moved.guards, guards, facts, read)
         [ours], [theirs] = one.atoms, moved.atoms
         self.same(facts, one.names, ours, theirs, equal)

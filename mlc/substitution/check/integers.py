@@ -15,9 +15,8 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from mlc.errors import MlcError
 from mlc.operators.index import Condition, FloorDiv, Lookup, Poly, Symbol
@@ -26,8 +25,8 @@ __all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "
            "number", "parse", "positive", "quotient", "spend", "translated", "walked"]
 
 #: what one check may look at: terms that are made, multiplied and compared, twenty times what the longest of a shipped
-#: certificate takes (98,808); and what an expression may be at most
-_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 2_000_000, 2_000, 24, 60, 40, 4_000
+#: certificate takes (39,334); and what an expression may be at most
+_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 800_000, 2_000, 24, 60, 40, 4_000
 _LARGEST = 10**_DIGITS
 _TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%(),\[\]]))")
 
@@ -116,17 +115,18 @@ class Expr:
     Two are equal if they are the same polynomial in the same atoms.
     """
 
-    __slots__ = ("_hash", "_names", "terms")
+    __slots__ = ("_hash", "_names", "_text", "terms")
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
-        self.terms = {m: c for m, c in terms.items() if c}
+        self.terms = kept = dict(terms) if all(terms.values()) else {m: c for m, c in terms.items() if c}
         self._hash: int | None = None
         self._names: frozenset[str] | None = None
-        spend(1 + len(self.terms))
-        if len(self.terms) > _TERMS or any(len(m) > _DEGREE or not -_LARGEST < c < _LARGEST
-                                           for m, c in self.terms.items()):
-            raise CertificateError(f"a polynomial must have at most {_TERMS} terms of at most {_DEGREE} factors and "
-                                   f"{_DIGITS} digits")
+        self._text: str | None = None
+        spend(1 + len(kept))
+        for monomial, factor in kept.items():
+            if len(monomial) > _DEGREE or not -_LARGEST < factor < _LARGEST or len(kept) > _TERMS:
+                raise CertificateError(f"a polynomial must have at most {_TERMS} terms of at most {_DEGREE} factors "
+                                       f"and {_DIGITS} digits")
 
     @property
     def constant(self) -> int | None:
@@ -147,20 +147,27 @@ class Expr:
         return self._names
 
     def __add__(self, other: Expr | int) -> Expr:
-        total = dict(self.terms)
-        for monomial, factor in (number(other) if isinstance(other, int) else other).terms.items():
-            total[monomial] = total.get(monomial, 0) + factor
-        return Expr(total)
+        return self._plus(number(other) if isinstance(other, int) else other, 1)
 
     def __neg__(self) -> Expr:
         return Expr({m: -c for m, c in self.terms.items()})
 
     def __sub__(self, other: Expr | int) -> Expr:
-        return self + (-other)
+        right = number(other) if isinstance(other, int) else other
+        spend(1 + len(right.terms))
+        return self._plus(right, -1)
+
+    def _plus(self, other: Expr, sign: int) -> Expr:
+        total = dict(self.terms)
+        for monomial, factor in other.terms.items():
+            total[monomial] = total.get(monomial, 0) + sign * factor
+        return Expr(total)
 
     def __mul__(self, other: Expr | int) -> Expr:
         right = number(other) if isinstance(other, int) else other
         spend(1 + len(self.terms) * len(right.terms))
+        if self.terms == _ONE or right.terms == _ONE:
+            return right if self.terms == _ONE else self
         total: dict[Monomial, int] = {}
         for one, a in self.terms.items():
             for two, b in right.terms.items():
@@ -172,8 +179,16 @@ class Expr:
         """With polynomials in place of names, inside quotients and elements as well."""
         if self.names.isdisjoint(values):
             return self
-        return _rebuilt(self, lambda atom: values.get(atom) or Expr({(atom,): 1}) if isinstance(atom, str) else
-                        _with(atom, [p.substituted(values) for p in _inside(atom)]))
+
+        def of(atom: Atom) -> Expr | None:
+            if isinstance(atom, str):
+                return values.get(atom)
+            parts = _inside(atom)
+            if all(p.names.isdisjoint(values) for p in parts):
+                return None
+            return _with(atom, [p.substituted(values) for p in parts])
+
+        return _rebuilt(self, of)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expr) and self.terms == other.terms
@@ -188,6 +203,11 @@ class Expr:
         return sorted(self.terms.items(), key=lambda term: (len(term[0]), [_key(a) for a in term[0]]))
 
     def __str__(self) -> str:
+        if self._text is None:
+            self._text = self._written()
+        return self._text
+
+    def _written(self) -> str:
         parts = []
         for monomial, factor in self.ordered():
             words = [_key(a) for a in monomial]
@@ -197,22 +217,40 @@ class Expr:
         return "".join(parts).removeprefix("+") or "0"
 
 
+#: the terms of 1
+_ONE: dict[Monomial, int] = {(): 1}
+
+
+@lru_cache(maxsize=4096)
 def number(value: int) -> Expr:
     return Expr({(): value})
 
 
+@lru_cache(maxsize=4096)
 def name(text: str) -> Expr:
     return Expr({(text,): 1})
 
 
-def _rebuilt(expr: Expr, of: Callable[[Atom], Expr]) -> Expr:
+def _rebuilt(expr: Expr, of: Callable[[Atom], Expr | None]) -> Expr:
+    """With ``of`` each atom in its place; the atom itself where that is None."""
+    spend(1 + len(expr.terms))
     total: dict[Monomial, int] = {}
     for monomial, factor in expr.terms.items():
-        product = number(factor)
+        product: Expr | None = None
+        kept: Monomial = ()
         for atom in monomial:
-            product = product * of(atom)
+            found = of(atom)
+            if found is None:
+                kept += (atom,)
+            else:
+                product = found if product is None else product * found
+        if product is None:
+            total[monomial] = total.get(monomial, 0) + factor
+            continue
+        spend(1 + len(product.terms))
         for one, c in product.terms.items():
-            total[one] = total.get(one, 0) + c
+            both = tuple(sorted(kept + one, key=_key)) if kept and one else kept or one
+            total[both] = total.get(both, 0) + factor * c
     return Expr(total)
 
 
@@ -228,9 +266,9 @@ def _with(atom: Quotient | Element, parts: Sequence[Expr]) -> Expr:
 
 def walked(expr: Expr, of: Callable[[Quotient], Expr | None]) -> Expr:
     """With ``of`` each quotient in its place, or the quotient itself where that is None; inner ones first."""
-    def atom(a: Atom) -> Expr:
+    def atom(a: Atom) -> Expr | None:
         if isinstance(a, str):
-            return name(a)
+            return None
         found = of(a) if isinstance(a, Quotient) else None
         return _with(a, [walked(p, of) for p in _inside(a)]) if found is None else found
 
@@ -252,7 +290,14 @@ def quotient(numerator: Expr, divisor: Expr) -> Expr:
     """``numerator // divisor``, rounded down, of which a divisor of one term takes its multiples out:
     ``(d*q + r) // d = q + r // d``; one of several does so where nothing is left. Refuses a divisor that is not plainly
     at least 1."""
-    need(positive(divisor), f"the divisor {str(divisor)[:60]} must be plainly at least 1")
+    spend(1)
+    return _quotient(numerator, divisor)
+
+
+@lru_cache(maxsize=4096)
+def _quotient(numerator: Expr, divisor: Expr) -> Expr:
+    if not positive(divisor):
+        raise CertificateError(f"the divisor {str(divisor)[:60]} must be plainly at least 1")
     if len(divisor.terms) > 1:
         exact = _exact(numerator, divisor)
         return exact if exact is not None else Expr({(Quotient(numerator, divisor),): 1})
@@ -302,6 +347,15 @@ def parse(text: Any, values: Mapping[str, Expr], sizes: Iterable[str]) -> Expr:
     if isinstance(text, int):
         return number(int(text))
     need(isinstance(text, str) and len(text) <= _LETTERS, f"a text must have at most {_LETTERS} letters")
+    reader = _Reader(_tokens(text), values, frozenset(sizes))
+    value = reader.sum(0)
+    need(reader.at == len(reader.tokens), f"{text[:60]!r} is no integer expression")
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _tokens(text: str) -> tuple[Any, ...]:
+    """Digits, a word or a sign each."""
     tokens, place, text = [], 0, text.rstrip()
     while place < len(text):
         found = _TOKEN.match(text, place)
@@ -309,14 +363,11 @@ def parse(text: Any, values: Mapping[str, Expr], sizes: Iterable[str]) -> Expr:
             raise CertificateError(f"{text[:60]!r} is no integer expression")
         tokens.append(found.groups())
         place = found.end()
-    reader = _Reader(tokens, values, frozenset(sizes))
-    value = reader.sum(0)
-    need(reader.at == len(tokens), f"{text[:60]!r} is no integer expression")
-    return value
+    return tuple(tokens)
 
 
 class _Reader:
-    def __init__(self, tokens: list[Any], values: Mapping[str, Expr], sizes: frozenset[str]) -> None:
+    def __init__(self, tokens: Sequence[Any], values: Mapping[str, Expr], sizes: frozenset[str]) -> None:
         self.tokens, self.values, self.sizes, self.at = tokens, values, sizes, 0
 
     def sign(self, *wanted: str) -> str | None:
@@ -358,9 +409,11 @@ class _Reader:
             return number(int(digits))
         if word and self.sign("["):
             return self.element(word, depth)
-        need(word in self.values or word in self.sizes, f"{word} is no variable and no size here")
-        return self.values.get(word) or name(word)
-
+        if word in self.values:
+            return self.values[word]
+        if word not in self.sizes:
+            raise CertificateError(f"{word} is no variable and no size here")
+        return name(word)
 
     def element(self, tensor: str, depth: int) -> Expr:
         """What follows ``tensor[``."""
@@ -390,8 +443,7 @@ def translated(poly: Poly) -> Expr:
     return total
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(NamedTuple):
     """``expr >= 0`` (relation ``>=``) or ``expr == 0`` (``==``)."""
 
     expr: Expr

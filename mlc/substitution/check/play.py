@@ -91,8 +91,14 @@ class Steps(Known):
 
     def at(self, i: int) -> tuple[Term, list[Expr], Reader]:
         """Term i, what holds where it stands, and a reader of texts about its variables. These may become a context's,
-        so that no divisor and no other term may bind them: what is known of them there is not of others."""
-        self.terms[i] = term = unshared(self.terms[i])
+        and texts about them be put into atoms, so that no divisor, no other term and no atom may bind them: what is
+        known of them there is not of others."""
+        self.terms[i] = unshared(self.terms[i])
+        return self.look(i)
+
+    def look(self, i: int) -> tuple[Term, list[Expr], Reader]:
+        """The same for a step that only looks at the term, or adds guards to it: the variables keep their names."""
+        term = self.terms[i]
         spend(len(self.facts) + 2 * len(term.guards))
         return term, [*self.facts, *inequalities(term.guards)], self.reader(term.names)
 
@@ -102,7 +108,7 @@ class Steps(Known):
         self.next += 1
 
     def do_drop(self, i: int, witness: Any) -> None:
-        _, facts, read = self.at(i)
+        _, facts, read = self.look(i)
         check_witness(witness, None, facts, read)
         del self.terms[i]
 
@@ -127,13 +133,13 @@ class Steps(Known):
         self.terms[i] = make_term(new.factor, names, (*new.guards, *ranges), new.atoms)
 
     def do_guard(self, i: int, expr: str, relation: str, witnesses: Any) -> None:
-        term, facts, read = self.at(i)
+        term, facts, read = self.look(i)
         guard = make_guard(read(expr), relation)
         check_guard(guard, witnesses, facts, read)
         self.terms[i] = term._replace(guards=(*term.guards, guard))
 
     def do_split(self, i: int, expr: str, relation: str) -> None:
-        term, _, read = self.at(i)
+        term, _, read = self.look(i)
         guard = make_guard(read(expr), relation)
         cases = [make_term(term.factor, term.names, (*term.guards, *case), term.atoms)
                  for case in ((guard,), *opposites([guard]))]
@@ -340,7 +346,7 @@ class Play(Steps):
         both(self, AtLeast, forth, back)
 
     def do_count(self, i: int, k: int, witness: Any) -> None:
-        term, _, read = self.at(i)
+        term, _, read = self.look(i)
         old = term.names[k]
         using = [g for g in term.guards if old in g.expr.names]
         need(len(using) == 2 and using[0] == Guard(name(old), ">=") and using[1].relation == ">=",
@@ -403,7 +409,7 @@ class Play(Steps):
 
     def do_loosen(self, i: int, k: int, witnesses: Any) -> None:
         """A guard that the others imply, and that is on no variable of the term, goes."""
-        term, _, read = self.at(i)
+        term, _, read = self.look(i)
         need(type(k) is int and 0 <= k < len(term.guards), "there is no such guard")
         guard = term.guards[k]
         need(guard.expr.names.isdisjoint(term.names), "what is summed over keeps its ranges")
@@ -524,12 +530,10 @@ class Play(Steps):
                  ) -> None:
         need(i != j, "a term is not merged with itself")
         one, facts, read = self.at(i)
-        other, _, read_other = self.at(j)
-        names = [fresh_name() for _ in other.names]
-        there = dict(zip(other.names, map(name, names), strict=True))
-        into = dict(zip(names, map(read, mapping), strict=True))
-        outof = {n: read_other(t).substituted(there) for n, t in zip(one.names, inverse, strict=True)}
-        moved = one_to_one(one.names, substituted(other, there), names, into, outof)
+        other, _, read_other = self.look(j)
+        into = dict(zip(other.names, map(read, mapping), strict=True))
+        outof = {n: read_other(t) for n, t in zip(one.names, inverse, strict=True)}
+        moved = one_to_one(one.names, other, other.names, into, outof)
         implied(moved.guards, forth, facts, read)
         implied(one.guards, back, [*self.facts, *inequalities(moved.guards)], read)
         need(sorted(pairing) == list(range(len(one.atoms))) and len(pairing) == len(moved.atoms) == len(equal),

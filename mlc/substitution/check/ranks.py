@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 from mlc.operators import OPERATORS, Requirements, Tensor, tensor_input
 from mlc.operators.index import Poly, as_poly
 from mlc.substitution.check.integers import need
+from mlc.substitution.codec import content_hash
 from mlc.substitution.graph import Graph, Node, Ref
 from mlc.substitution.rule import Rule
 
-__all__ = ["Axis", "Ranked", "check_blocks", "expanded"]
+__all__ = ["Axis", "Ranked", "check_blocks", "expanded", "ranked"]
 
 #: what an axis of a rule's tensor stands for: one axis (None), a block's axes, or as many of length 1 (``True``)
 Axis: TypeAlias = "tuple[str, bool] | None"
@@ -30,11 +31,13 @@ _REDUCTIONS = ("sum", "mean", "max")
 #: over the last axis of the first operand, with parameters of rank 1 for it
 _NORMS = ("layer_norm", "rms_norm")
 _MOST_AXES = 8
+_MOST_KNOWN = 1024
+_known: dict[str, Ranked] = {}
 
 
 def check_blocks(rule: Rule) -> None:
     """Raises :class:`CertificateError` unless both sides of a rule mean the same whatever its blocks' axes are."""
-    Ranked(rule)
+    ranked(rule)
 
 
 def expanded(rule: Rule, axes: Mapping[str, Sequence[str]]) -> Rule:
@@ -43,7 +46,17 @@ def expanded(rule: Rule, axes: Mapping[str, Sequence[str]]) -> Rule:
     It has neither blocks nor a certificate. Raises :class:`CertificateError` where that is no rule, and for names that
     are not new or not distinct.
     """
-    return Ranked(rule).at(axes)
+    return ranked(rule).at(axes)
+
+
+def ranked(rule: Rule) -> Ranked:
+    """The rule, or one that says the same under another name; made once for all its ranks."""
+    content = content_hash(rule)
+    if content not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[content] = Ranked(rule)
+    return _known[content]
 
 
 class Ranked:

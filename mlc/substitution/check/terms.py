@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
-from mlc.substitution.check.integers import Expr, Guard, name, need, number, positive, spend
+from mlc.substitution.check.integers import CertificateError, Expr, Guard, name, need, number, positive, spend
 
 __all__ = [
     "Member", "Term", "changed", "collected", "divisor_of", "filled", "free_names", "fresh_name", "inequalities",
@@ -69,7 +69,8 @@ def make_term(factor: Fraction, names: Iterable[str], guards: Iterable[Guard], a
             others.append(atom)
     numbers = [("number", p, k < 0) for p, k in powers.items() for _ in range(abs(k))]
     spend(1 + len(others) + len(kept))
-    need(len(others) + len(numbers) <= _MOST_ATOMS, f"a product must have at most {_MOST_ATOMS} factors")
+    if len(others) + len(numbers) > _MOST_ATOMS:
+        raise CertificateError(f"a product must have at most {_MOST_ATOMS} factors")
     return Term(factor, tuple(names), kept, (*others, *numbers))
 
 

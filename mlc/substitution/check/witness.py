@@ -20,7 +20,8 @@ _PRODUCTS, _FACTORS, _DEPTH = 400, 12, 8
 def check_guard(guard: Guard, witnesses: Sequence[Any], facts: Sequence[Expr], read: Reader) -> None:
     """One witness shows ``>=``, two show ``==``."""
     goals = [guard.expr] if guard.relation == ">=" else [guard.expr, -guard.expr]
-    need(len(witnesses) == len(goals), f"{guard} must have {len(goals)} witnesses, but has {len(witnesses)}")
+    if len(witnesses) != len(goals):
+        raise CertificateError(f"{guard} must have {len(goals)} witnesses, but has {len(witnesses)}")
     for goal, witness in zip(goals, witnesses, strict=True):
         check_witness(witness, goal, facts, read)
 
@@ -38,7 +39,8 @@ def check_witness(witness: Sequence[Any], goal: Expr | None, facts: Sequence[Exp
     scale = lcm(*(f.denominator for f in factors)) if factors else 1
     total, opposite = number(0), False
     for factor, (_, refs) in zip(factors, witness, strict=True):
-        need(len(refs) <= _FACTORS, f"a product of a witness must have at most {_FACTORS} factors")
+        if len(refs) > _FACTORS:
+            raise CertificateError(f"a product of a witness must have at most {_FACTORS} factors")
         product = number(int(factor * scale))
         for ref in refs:
             if ref == -1 and goal is not None:
@@ -51,7 +53,8 @@ def check_witness(witness: Sequence[Any], goal: Expr | None, facts: Sequence[Exp
             product = product * fact
         total = total + product
     direct = goal is not None and not opposite and total == goal * scale
-    need(direct or total == number(-scale), f"a witness of {goal} >= 0 adds up to something else")
+    if not direct and total != number(-scale):
+        raise CertificateError(f"a witness of {goal} >= 0 adds up to something else")
 
 
 def _axiom(ref: Sequence[Any], facts: Sequence[Expr], read: Reader, depth: int) -> Expr:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from substitution_rules import rule
-from test_substitution_search import CPU, PATTERNS, QUICK, recurrent
+from test_substitution_search import CPU, PATTERNS, QUICK, network, recurrent, searched
 from tvm import relax
 from tvm.relax import op
 
@@ -22,11 +22,13 @@ from mlc.graph.substitute.read import read
 from mlc.graph.substitute.rules import patterns
 from mlc.graph.substitute.write import write
 from mlc.substitution import trust
+from mlc.substitution.check.certificate import _Check
 from mlc.substitution.codec import dump_rule
 from mlc.substitution.egraph import EGraph
 from mlc.substitution.prove import certified
+from mlc.substitution.ranks import instances
 from mlc.substitution.rewrite import Rewrite
-from mlc.substitution.shipped import FORMAT, read_rules
+from mlc.substitution.shipped import FORMAT, read_rules, shipped_rules
 from mlc.substitution.terms import Term, TermBuilder, TermGraph
 
 TWICE = ("x[n,m]", "relu(relu(x))", "relu(x)")
@@ -68,7 +70,7 @@ def test_wrong_rule_with_the_certificate_of_a_right_one_is_not_applied() -> None
 
 def test_certificate_is_checked_once_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    monkeypatch.setattr("mlc.substitution.check.check_rule", lambda one: checked.append(one.name))
+    monkeypatch.setattr("mlc.substitution.check.check_proof", lambda one: checked.append(one.name))
     one = rule("twice", *TWICE)
     for _ in range(3):
         trust._verdicts.clear()  # another process
@@ -182,17 +184,49 @@ def test_constant_that_is_not_finite_is_not_whole() -> None:
         assert (graph.outputs[0] in graph.whole_places()) == known
 
 
-def test_a_file_of_rules_without_valid_certificates_changes_no_compile(tmp_path: Path) -> None:
-    """A user's file, as it would be read for a compile."""
-    data = [dump_rule(replace(each.proved, certificate={})) for each in PATTERNS]
+@pytest.mark.parametrize("part", [(), ("whole", "backward"), ("whole", "backward", "format", "rule", "assume")])
+def test_a_file_of_rules_without_valid_certificates_changes_no_compile(tmp_path: Path, part: tuple[str, ...]) -> None:
+    """A user's file, as it would be read for a compile. Rules whose certificates say what they claim are applied before
+    it is known that they show nothing of it."""
+    data = [dump_rule(replace(each.proved, certificate={key: (each.proved.certificate or {})[key] for key in part}))
+            for each in PATTERNS]
     (tmp_path / "mine.json").write_text(json.dumps({"format": FORMAT, "rules": data}, default=dict))
     mine, decisions = patterns(read_rules(tmp_path / "mine.json")), list[Decision]()
     assert len(mine) >= len(data)
     with pytest.warns(UserWarning, match="a rule must have a valid certificate to be applied"):
         optimise(recurrent(steps=1, width=32), CPU, substitutions=Substitutions(mine, QUICK, notify=decisions.append))
-    assert decisions[0].chosen == 0
+    assert decisions[0].chosen == 0 and len(decisions[0].found.candidates) == 1
     optimise(recurrent(steps=1, width=32), CPU, substitutions=Substitutions(PATTERNS, QUICK, notify=decisions.append))
     assert decisions[1].chosen, "with certificates they change it"
+
+
+def test_nothing_is_checked_where_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("mlc.graph.substitute.search.trusted", lambda one: not asked.append(one.name))  # type: ignore
+    plain = network({"x": (4, 4)}, lambda emit, x: emit(op.nn.relu(x)))
+    for mod in (recurrent(steps=1, width=32), plain):
+        asked.clear()
+        found = searched(mod)
+        matched = {name.removesuffix(" turned") for each in found.reports for name in each.matches}
+        assert set(asked) == (matched if len(found.candidates) > 1 else set())
+    assert not asked
+
+
+def test_rule_for_many_ranks_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    proved: list[str] = []
+    run = _Check.run
+    monkeypatch.setattr(_Check, "run", lambda self, proof: (proved.append(self.rule.name), run(self, proof)))
+    general = next(each for each in shipped_rules() if len(each.blocks) == 1)
+    made = instances([general])
+    assert len(made) > 2 and all(map(trust.trusted, made)) and proved == [general.name]
+    one = made[0]
+    trust._verdicts.clear()
+    with pytest.warns(UserWarning, match="the general rule says something else at these ranks"):
+        assert not trust.trusted(replace(one, certificate=made[1].certificate))
+    assert one.certificate is not None
+    other = {**one.certificate["general"], "certificate": {**(general.certificate or {}), "outputs": []}}
+    with pytest.warns(UserWarning, match="differ in their number of outputs"):
+        assert not trust.trusted(replace(one, certificate={**one.certificate, "general": other}))
 
 
 def test_graph_that_is_wrong_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +235,7 @@ def test_graph_that_is_wrong_is_not_built(monkeypatch: pytest.MonkeyPatch) -> No
                  "slice(matmul(x, concat(u, v, axis=1)), axis=1, begin=0, end=n) ; "
                  "slice(matmul(x, concat(u, v, axis=1)), axis=1, begin=n, end=n+n)")
     swapped = replace(right, target=replace(right.target, outputs=right.target.outputs[::-1]))
-    monkeypatch.setattr("mlc.substitution.rewrite.trusted", lambda _rule: True)
+    monkeypatch.setattr("mlc.graph.substitute.search.trusted", lambda _rule: True)
     decisions: list[Decision] = []
     for each in (right, swapped):
         monkeypatch.setattr("mlc.graph.substitute.choose._PROMISING", 10.0)  # whatever it costs

@@ -211,6 +211,13 @@ def test_indices_are_not_computed() -> None:
         tensor[(Poly.symbol("p"), Poly.symbol("q"))]
 
 
+def test_gathers_at_computed_indices_are_not_proved() -> None:
+    one = rule("computed", "x[n,c] i[s]", "relu(gather(x, neg(i), axis=0))", "gather(relu(x), neg(i), axis=0)",
+               proved=False)
+    found = prove(one, refute=False)
+    assert isinstance(found, Undecided) and "computes none" in found.reason
+
+
 def test_an_element_evaluates_to_that_of_its_tensor() -> None:
     place = Poly.atom(Lookup("i", (Poly.symbol("p") + 1,))) * 2
     assert str(place.substitute({"p": Poly.symbol("q")})) == "2*i[1+q]"
