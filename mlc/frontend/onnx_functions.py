@@ -6,7 +6,7 @@ That is over an input that is left out, and over an attribute that has its defau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlc.frontend.onnx_expand import Nodes
@@ -23,7 +23,7 @@ def fails_to_inline(node: onnx.NodeProto) -> bool:
     return names is not None and (not all(node.input) or not names <= {each.name for each in node.attribute})
 
 
-@lru_cache(maxsize=None)
+@cache
 def _defaults(operator: str) -> frozenset[str] | None:
     """The attributes that have a default; None for an operator without a definition by others."""
     from onnx import defs
