@@ -210,7 +210,7 @@ def _in_fresh_thread(function: Callable[[], Any]) -> Any:
     a part of this program."""
     result: list[Any] = []
     raised: list[BaseException] = []
-    lock = contextlib.nullcontext() if compile_lock._is_owned() else compile_lock  # type: ignore[attr-defined]
+    lock = contextlib.nullcontext() if compile_lock._is_owned() else compile_lock
 
     def run() -> None:
         try:
