@@ -368,9 +368,9 @@ def _is_weight(arg: Any) -> bool:
         isinstance(arg, torch.nn.Parameter) or hasattr(arg, "_dynamo_static_input_type"))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """Counts the changes in place."""
-    return tensor._version
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one after each change in place, but for those of ``tensor.data``, and after ``tensor.data = ...``."""
+    return tensor._version, tensor.data_ptr()
 
 
 _executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()

@@ -291,6 +291,8 @@ def test_weights_that_change_are_seen(compiled: list[mlc.Executable]) -> None:
     linear.bias = nn.Parameter(torch.randn(4))
     _check(fast(x), linear(x))
     assert len(compiled) == 4
+    linear.bias.data = torch.randn(4)
+    _check(fast(x), linear(x))
 
 
 def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Executable]) -> None:
