@@ -13,6 +13,7 @@ from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decoder import NORMS
 from mlc.frontend.onnx_definitions import definition_of
 from mlc.frontend.onnx_expand import STANDARD, Expand
+from mlc.frontend.onnx_functions import fails_to_inline, from_function
 from mlc.frontend.onnx_grouped import DOMAIN, GROUPED, GROUPED_BITS
 from mlc.frontend.onnx_microsoft import MICROSOFT
 from mlc.text import one_line
@@ -58,7 +59,10 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def expansion_of(node: onnx.NodeProto) -> Expand | None:
     """What the node is made of; None where it is converted as it is, or not at all."""
     if node.domain in _STANDARD:
-        return STANDARD.get(node.op_type) or NORMS.get(node.op_type) or definition_of(node)
+        found = STANDARD.get(node.op_type) or NORMS.get(node.op_type) or definition_of(node)
+        if found is None and fails_to_inline(node) and not _is_converted(node):
+            return from_function
+        return found
     return MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" else None
 
 
@@ -73,9 +77,13 @@ def unsupported(node: onnx.NodeProto) -> str:
         return ""
     if node.domain not in _STANDARD:
         return qualified
-    if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"}:
+    if not _is_converted(node):
         return qualified
     return _wrongly_converted(node)
+
+
+def _is_converted(node: onnx.NodeProto) -> bool:
+    return node.op_type in CONVERTERS or node.op_type in _converters() or node.op_type == "Constant"
 
 
 def _not_finite(node: onnx.NodeProto) -> str:

@@ -39,6 +39,7 @@ def import_torch(
 
     if isinstance(source, torch.nn.Module):
         source = export_module(source, example_inputs, name)
+    _check_determined(source, name)
     inputs = list(source.graph_signature.user_inputs)
     try:
         through = _through_onnx(source, name, shapes)
@@ -53,11 +54,29 @@ def import_torch(
         return imported(mod, name, inputs)
 
 
+def _check_determined(program: Any, name: str) -> None:
+    """Raise :class:`ModelError` for operators that draw random numbers. Some that do so by numbers that are constant
+    would be computed once, when the model is compiled."""
+    for node in program.graph.nodes:
+        drawn = getattr(getattr(node.target, "overloadpacket", None), "__name__", "").removesuffix("_")
+        if drawn in _RANDOM:
+            raise ModelError(f"every operator of {name} must compute the same each time, but {node.target} ({node.name}"
+                             ") draws random numbers; make them an input")
+
+
+_RANDOM = frozenset({
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_functional",
+    "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random", "randperm", "uniform",
+})
+
+
 def export_module(
     module: Any, example_inputs: Sequence[Any] | None, name: str, dynamic_shapes: Any = None
 ) -> Any:
     """``torch.export`` of the module in evaluation mode; refuses what cannot be traced, in one line."""
     import torch
+
+    from mlc.frontend.torch_traceable import traceable
 
     if example_inputs is None:
         raise UsageError(
@@ -72,7 +91,7 @@ def export_module(
     training = module.training
     module.eval()
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), traceable(module, example_inputs):
             return torch.export.export(module, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise ModelError(
@@ -172,9 +191,29 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
         with quiet():
             program = in_reals(program, name)
             made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
-            return made.model_proto
+            return _of_one_type(made.model_proto)
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(error)}") from error
+
+
+def _of_one_type(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The exporter folds norms into convolutions of bfloat16 and leaves the weights in float32; they are rounded to the
+    type of the result, as all weights of such a module are."""
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        kind = kinds.get(node.output[0]) if node.op_type in ("Conv", "ConvTranspose") else None
+        for name in node.input[1:] if kind else ():
+            if name in weights and weights[name].data_type != kind:
+                array = numpy_helper.to_array(weights[name]).astype(helper.tensor_dtype_to_np_dtype(kind))
+                weights[name].CopyFrom(numpy_helper.from_array(array, name))
+    for value in graph.value_info:  # which says the former type of weights, too
+        if value.name in weights:
+            value.type.tensor_type.elem_type = weights[value.name].data_type
+    return model
 
 
 def _direct(program: Any, name: str) -> tvm.IRModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import warnings
@@ -15,6 +16,7 @@ import torch
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend, register_backend
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import InvalidBackend
 from torch._functorch.aot_autograd import make_boxed_func
 
@@ -22,7 +24,7 @@ from mlc.artifact.inputs import Fit
 from mlc.errors import MlcError, ModelError, UsageError
 from mlc.shapes import Free
 from mlc.text import one_line
-from mlc.torch_backend.free import Symbols, is_symbol, ranges_of, sized, symbols_of
+from mlc.torch_backend.free import Symbols, is_symbol, numbers, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
 from mlc.torch_backend.tracing import trace_recurrent_layers
 
@@ -204,12 +206,16 @@ _MOST_CHANGES = 2  # of a weight in place; then it is an input, as statistics ar
 
 
 def _in_fresh_thread(function: Callable[[], Any]) -> Any:
+    """What the function returns or raises. Meanwhile no other thread traces: what Dynamo does there would be taken for
+    a part of this program."""
     result: list[Any] = []
     raised: list[BaseException] = []
+    lock = contextlib.nullcontext() if compile_lock._is_owned() else compile_lock
 
     def run() -> None:
         try:
-            result.append(function())
+            with lock:
+                result.append(function())
         except BaseException as error:
             raised.append(error)
 
@@ -243,33 +249,43 @@ class _Specialised:
         self._weights = [(i, weakref.ref(weight), _version(weight)) for i, weight in weights]
         frozen = {i for i, _, _ in self._weights}
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
+        self._numbers = numbers(symbols or {}, self._inputs)
         self._graph = graph
         # the arguments that are no tensors and must be these
         self._others = None if not symbols else [
             (i, arg) for i, arg in enumerate(args)
             if not isinstance(arg, torch.Tensor) and not is_symbol(symbols.get(i))]
         self._results_of: dict[tuple[Any, ...], list[Any]] = {}
+        self._unseen = frozenset[int]()  # arguments on which the types of the results do not depend
         with torch.inference_mode(False), torch.no_grad():
             results = self._results_for(args)
             frozen_graph = Frozen(graph, args, self._inputs, symbols or {})
-            self._executable = _executable(frozen_graph, args, self._inputs, options, symbols or {})
+            tensors = self._given(args)
+            axes = [{axis: size for axis, size in enumerate((symbols or {}).get(i, ())) if is_symbol(size)}
+                    for i in self._inputs]
+            self._executable = _executable(frozen_graph, tensors, [*axes, *({} for _ in self._numbers)], options)
         exe = self._executable
-        sizes = {each.name: size for i, spec in zip(self._inputs, exe.inputs, strict=True)
-                 for each, size in zip(spec.shape, args[i].shape, strict=True) if isinstance(each, Free)}
+        if any("length" in output for output in exe.metadata["outputs"]):
+            raise ModelError("the shapes of a graph's results must follow from those of its inputs, but numbers decide "
+                             "some")
+        sizes = {each.name: size for tensor, spec in zip(tensors, exe.inputs, strict=True)
+                 for each, size in zip(spec.shape, tensor.shape, strict=True) if isinstance(each, Free)}
         takes = [(spec.sized(sizes), spec.dtype) for spec in exe.inputs]
         made = [result for result in results if isinstance(result, _Result)]
         gives = [(tuple(sized(each, sizes, now) for each, now in zip(spec.shape, result.shape, strict=True)),
                   spec.dtype) for spec, result in zip(exe.outputs, made, strict=True)]
+        told = all(sized(each, sizes, -1) >= 0 for spec in exe.outputs for each in spec.shape)
+        if told and len(made) == len(results):
+            self._unseen = frozenset(self._numbers)
         self._fits = [Fit(spec) for spec in exe.inputs] if symbols else []
-        if (takes, gives) != ([_type(args[i]) for i in self._inputs],
-                              [_type(result) for result in made]):
+        if (takes, gives) != ([_type(tensor) for tensor in tensors], [_type(result) for result in made]):
             raise ModelError("the graph's inputs and outputs must be of types that arrays have, but some are complex "
                              "or of another type that is imported as something else")
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Whether the weights among the arguments are those inside, and the sizes such as it was compiled for."""
         if self._others is not None:
-            shapes = ((fit, args[i]) for fit, i in zip(self._fits, self._inputs, strict=True))
+            shapes = ((fit, args[i]) for fit, i in zip(self._fits, self._inputs, strict=False))
             if not (all(args[i] == value for i, value in self._others)
                     and all(fit.takes_shape(tuple(arg.shape)) for fit, arg in shapes)):
                 return False
@@ -287,20 +303,26 @@ class _Specialised:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = self._results_for(args)
         tensors = [torch.empty(r.shape, dtype=r.dtype) for r in results if isinstance(r, _Result)]
-        self._executable.run([args[i].detach() for i in self._inputs], tensors)
+        self._executable.run(self._given(args), tensors)
         made = iter(tensors)
         return [result.laid_out(next(made)) if isinstance(result, _Result) else result for result in results]
+
+    def _given(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """What the executable takes."""
+        return [*(args[i].detach() for i in self._inputs), *(_number(args[i]) for i in self._numbers)]
 
     def _results_for(self, args: Sequence[Any]) -> list[Any]:
         """What the graph returns for inputs of these sizes."""
         if self._others is None and self._results_of:
             return next(iter(self._results_of.values()))
-        key = tuple((arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args)
-        if key not in self._results_of:
+        key = tuple((arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg
+                    for i, arg in enumerate(args) if i not in self._unseen)
+        found = self._results_of.get(key)
+        if found is None:
             if len(self._results_of) >= _MOST_SIGNATURES:
-                self._results_of.clear()
-            self._results_of[key] = _results(self._graph, args)
-        return self._results_of[key]
+                self._results_of.clear()  # which another thread may do at any time
+            found = self._results_of[key] = _results(self._graph, args)
+        return found
 
 
 @dataclass(frozen=True)
@@ -335,6 +357,10 @@ def _results(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _number(value: int | float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+
+
 def _is_weight(arg: Any) -> bool:
     """Parameters, and the buffers of modules, which Dynamo marks as lying at a static address; but for those made in
     inference mode, which do not count the changes in place."""
@@ -342,26 +368,26 @@ def _is_weight(arg: Any) -> bool:
         isinstance(arg, torch.nn.Parameter) or hasattr(arg, "_dynamo_static_input_type"))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """Counts the changes in place."""
-    return tensor._version
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one after each change in place, but for those of ``tensor.data``, and after ``tensor.data = ...``."""
+    return tensor._version, tensor.data_ptr()
 
 
 _executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
 
 
 def _executable(
-    frozen: Frozen, args: Sequence[Any], inputs: Sequence[int], options: Options, symbols: Symbols
+    frozen: Frozen, given: Sequence[torch.Tensor], free: Sequence[Mapping[int, Any]], options: Options
 ) -> Executable:
-    """Compiled, or found where an equal graph with equal weights was compiled with the same options."""
+    """Compiled for inputs like ``given``, each with its ``free`` axes, or found where an equal graph with equal weights
+    was compiled with the same options."""
     import mlc
     from mlc.frontend.pytorch import export_module
 
-    examples = tuple(torch.zeros(args[i].shape, dtype=args[i].dtype) for i in inputs)
-    free = [{axis: size for axis, size in enumerate(symbols.get(i, ())) if is_symbol(size)} for i in inputs]
+    examples = tuple(torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in given)
     auto = (tuple(dict.fromkeys(axes, torch.export.Dim.AUTO) for axes in free),) if any(free) else None
     program = export_module(frozen, examples, "a graph of torch.compile", auto)
-    shapes = ranges_of(program, [(args[i], axes) for i, axes in zip(inputs, free, strict=True)]) if auto else {}
+    shapes = ranges_of(program, list(zip(given, free, strict=True))) if auto else {}
     key = f"{_digest(program, options)} {shapes}"
     found = _executables.get(key)
     if found is not None:

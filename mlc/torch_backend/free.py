@@ -11,7 +11,7 @@ from mlc.errors import ModelError
 from mlc.frontend.pytorch import input_shapes, is_symbolic
 from mlc.shapes import DEFAULT_RANGE, Free, Linear, Range
 
-__all__ = ["Symbols", "is_symbol", "places", "ranges_of", "sized", "symbols_of"]
+__all__ = ["Symbols", "is_symbol", "numbers", "places", "ranges_of", "sized", "symbols_of"]
 
 #: for the arguments of a graph with sizes that Dynamo left free: a tensor's shape, or the size that is an argument
 Symbols = Mapping[int, Any]
@@ -27,17 +27,20 @@ def symbols_of(graph: torch.fx.GraphModule) -> dict[int, Any]:
 
 
 def is_symbol(value: Any) -> bool:
-    return isinstance(value, torch.SymInt)
+    return isinstance(value, torch.SymInt | torch.SymFloat)
 
 
 def places(symbols: Symbols, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Where each size that is an argument stands among the shapes of the ``inputs``: by argument and axis."""
     known = {str(size): (i, axis) for i in inputs for axis, size in enumerate(symbols.get(i, ())) if is_symbol(size)}
     sizes = {i: str(value) for i, value in symbols.items() if is_symbol(value)}
-    lost = next((text for text in sizes.values() if text not in known), None)
-    if lost is not None:
-        raise ModelError(f"a size must be one of an input's, but {lost} is none")
-    return {i: known[text] for i, text in sizes.items()}
+    return {i: known[text] for i, text in sizes.items() if text in known}
+
+
+def numbers(symbols: Symbols, inputs: Sequence[int]) -> list[int]:
+    """The arguments that are free numbers and no sizes of the ``inputs``: how far a text has come, say."""
+    sizes = places(symbols, inputs)
+    return [i for i, value in symbols.items() if is_symbol(value) and i not in sizes]
 
 
 def _free_range(size: Any, now: int) -> Range:

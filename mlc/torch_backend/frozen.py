@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from mlc.errors import ModelError
-from mlc.torch_backend.free import Symbols, places
+from mlc.torch_backend.free import Symbols, numbers, places
 
 __all__ = ["Frozen", "composed"]
 
 
 class Frozen(torch.nn.Module):
-    """A graph that takes the tensors ``inputs`` alone; the other arguments are part of it."""
+    """A graph that takes the tensors ``inputs`` alone, and behind them, as tensors, the numbers that are free; the
+    other arguments are part of it."""
 
     def __init__(
         self, graph: torch.fx.GraphModule, args: Sequence[Any], inputs: Sequence[int], symbols: Symbols
@@ -23,16 +24,18 @@ class Frozen(torch.nn.Module):
         self.graph, constants = _bare(graph)
         args = (*args, *constants)
         self.inputs, self.count = inputs, len(args)
-        self.sizes = places(symbols, inputs)
+        self.sizes, self.numbers = places(symbols, inputs), numbers(symbols, inputs)
         self.others = {
-            i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in self.sizes
+            i: arg for i, arg in enumerate(args)
+            if not isinstance(arg, torch.Tensor) and i not in self.sizes and i not in self.numbers
         }
         self.frozen = [i for i in range(self.count) if isinstance(args[i], torch.Tensor) and i not in set(inputs)]
         for i in self.frozen:
             self.register_buffer(f"weight_{i}", args[i].detach())
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(self.inputs, tensors, strict=True))
+        given: dict[int, Any] = dict(zip([*self.inputs, *self.numbers], tensors, strict=True))
+        given.update({i: given[i].item() for i in self.numbers})
         given.update({i: getattr(self, f"weight_{i}") for i in self.frozen})
         given.update(self.others)
         given.update({i: given[source].shape[axis] for i, (source, axis) in self.sizes.items()})
@@ -78,14 +81,18 @@ def _multi_head(
     query: Any, key: Any, value: Any, width: int, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any,
     mask: Any = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
 ) -> tuple[Any, None]:
-    if mask is not None or need_weights:
-        raise ModelError("attention of many heads must need neither a mask nor weights to be compiled")
+    if need_weights:
+        raise ModelError("attention of many heads must not need its weights to be compiled")
+    seen = None
+    if mask is not None:  # what it hides: of pairs of places, of a sequence's places, or of each head's pairs
+        hidden = mask.to(torch.bool)
+        seen = ~(hidden[:, None, None, :] if mask_type == 1 else hidden)
 
     def parted(x: Any, i: int) -> Any:
         one = slice(i * width, (i + 1) * width)
         return torch.nn.functional.linear(x, weight[one], bias[one]).unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    found, _ = _attention(*(parted(x, i) for i, x in enumerate((query, key, value))))
+    found, _ = _attention(*(parted(x, i) for i, x in enumerate((query, key, value))), attn_mask=seen)
     return torch.nn.functional.linear(found.transpose(1, 2).flatten(2), out_weight, out_bias), None
 
 
@@ -97,7 +104,8 @@ def _encoder_layer(
     from torch.nn import functional as F
 
     def attend(x: Any) -> Any:
-        return _multi_head(x, x, x, width, heads, weight, bias, out_weight, out_bias, mask, False)[0]
+        return _multi_head(x, x, x, width, heads, weight, bias, out_weight, out_bias, mask, False,
+                           mask_type=mask_type)[0]
 
     def feed(x: Any) -> Any:
         return F.linear((F.gelu if gelu else F.relu)(F.linear(x, up, up_bias)), down, down_bias)

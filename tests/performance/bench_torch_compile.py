@@ -97,26 +97,33 @@ def _taken(title: str, known: Mapping[str, Network], rounds: int, target: str = 
     torch_backend.register()
     torch.set_num_threads(physical_cores())
     name, _, right = title.partition(" ")
-    module, inputs = known[name]._module(), _inputs(known[name])
+    module = known[name]._module()
     with torch.inference_mode():
-        return _right(module, inputs, target) if right else _timed(module, inputs, rounds, target)
+        if right:
+            return _right(module, [_inputs(known[name], times) for times in (1, 2)], target)
+        return _timed(module, _inputs(known[name]), rounds, target)
 
 
-def _right(module: Any, inputs: Sequence[torch.Tensor], target: str) -> dict[str, Any]:
-    """How far results are from eager ones, what was compiled, and why other graphs were not."""
+def _right(module: Any, batches: Sequence[Sequence[torch.Tensor]], target: str) -> dict[str, Any]:
+    """How far results are from eager ones, what was compiled, and why other graphs were not.
+
+    The second batch is larger than the first, so that Dynamo leaves its size free.
+    """
     import torch
 
-    wanted = _leaves(module(*inputs))
-    mine = torch.compile(module, backend="mlc", options={"target": target})
+    mine, errors = torch.compile(module, backend="mlc", options={"target": target}), []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         started = time.perf_counter()
-        got = _leaves(mine(*inputs))
+        for inputs in batches:
+            pairs = zip(_leaves(mine(*inputs)), _leaves(module(*inputs)), strict=True)
+            errors.append(max((_error(got, wanted) for got, wanted in pairs), default=0.0))
         seconds = time.perf_counter() - started
     counters = torch._dynamo.utils.counters
-    eagerly = [str(each.message) for each in caught if "runs eagerly" in str(each.message)]
-    return {"seconds": seconds, "error": max(map(_error, got, wanted), default=0.0),
-            "graphs": counters["stats"]["unique_graphs"], "eager": eagerly,
+    said = [str(each.message) for each in caught]
+    return {"seconds": seconds, "error": max(errors), "graphs": counters["stats"]["unique_graphs"],
+            "eager": [each for each in said if "runs eagerly" in each],
+            "one_by_one": [each for each in said if "for each set of sizes" in each],
             "breaks": [" ".join(str(why).split())[:200] for why in counters["graph_break"]]}
 
 
@@ -146,16 +153,16 @@ def _timed(module: Any, inputs: Sequence[torch.Tensor], rounds: int, target: str
             "threads": torch.get_num_threads()}
 
 
-def _inputs(network: Network) -> list[torch.Tensor]:
-    """Random ones of the network's shapes; whole numbers are small enough for every vocabulary."""
+def _inputs(network: Network, times: int = 1) -> list[torch.Tensor]:
+    """Random ones of the network's shapes, ``times`` as many; whole numbers are small enough for every vocabulary."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(times - 1)
     return [
         torch.ones(shape, dtype=torch.int64) if name.endswith("_mask")
         else torch.randint(0, 100, shape, generator=generator) if name.endswith("_ids")
         else torch.randn(shape, generator=generator)
-        for name, shape in network.inputs.items()
+        for name, (batch, *others) in network.inputs.items() for shape in [(times * batch, *others)]
     ]
 
 
@@ -194,7 +201,7 @@ def _said(row: Mapping[str, Any]) -> str:
         return f"{row['model']}: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in row["ms"].items())
     said = (f"{row['model']}: error {row['error']:.0e}, {row['graphs']} graphs, {len(row['eager'])} eager, "
             f"{row['seconds']:.1f} s to compile")
-    return "\n    ".join([said, *row["eager"], *row["breaks"]])
+    return "\n    ".join([said, *row["eager"], *row.get("one_by_one", ()), *row["breaks"]])
 
 
 def markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -238,7 +245,8 @@ def _legend(rows: Mapping[str, Mapping[str, Any]], checked: Mapping[str, Mapping
 
 def _left(rows: Mapping[str, Mapping[str, Any]], checked: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"{title} failed: {row['failed']}" for title, row in rows.items() if "failed" in row)
-    yield from (f"{name}: {why}" for name, row in checked.items() for why in row["eager"])
+    yield from (f"{name}: {why}" for name, row in checked.items()
+                for why in (*row["eager"], *row.get("one_by_one", ())))
     if without := [name for name, row in checked.items() if not row["graphs"]]:
         yield f"Of {', '.join(without)} Dynamo captures nothing, so that all of it ran eagerly."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,26 @@ def test_one_artifact_serves_what_turns_out_to_be_free(compiled: list[mlc.Execut
     assert [exe.inputs[0].free for exe in compiled] == [False, True]
 
 
+@pytest.mark.slow
+def test_several_threads_compile_at_once(compiled: list[mlc.Executable]) -> None:
+    """While one traces, another comes with sizes that Dynamo has not seen."""
+    models = [nn.Sequential(nn.Linear(8, n), nn.ReLU(), nn.Linear(n, 8)).eval() for n in range(3, 6)]
+    fast = [torch.compile(each, backend="mlc", dynamic=True) for each in models]
+
+    def call(number: int) -> None:
+        with torch.no_grad():
+            for batch in range(number + 2, number + 5):
+                x = torch.randn(batch, 8)
+                for turn in range(len(models)):
+                    which = (turn + number) % len(models)
+                    _check(fast[which](x), models[which](x))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(call, number) for number in range(4)]:
+            done.result()
+    assert compiled
+
+
 def test_marked_dimensions_are_free_at_once(compiled: list[mlc.Executable]) -> None:
     model = Mixed().eval()
     fast = torch.compile(model, backend="mlc")
@@ -162,6 +183,17 @@ def test_sizes_that_are_computed_with(compiled: list[mlc.Executable]) -> None:
             torch._dynamo.mark_dynamic(tensor, 0)
         _check(fast(x, y), function(x, y))
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("numbers", [range(2, 16), [n + 0.5 for n in range(14)]], ids=["whole", "real"])
+def test_numbers_that_turn_out_to_be_free_are_inputs(numbers: Any, compiled: list[mlc.Executable]) -> None:
+    def function(x: torch.Tensor, n: Any) -> torch.Tensor:
+        return x * n + n
+
+    fast, x = torch.compile(function, backend="mlc"), torch.randn(3, 4)
+    for n in numbers:
+        _check(fast(x, n), function(x, n))
+    assert len(compiled) == 2
 
 
 def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
@@ -259,6 +291,8 @@ def test_weights_that_change_are_seen(compiled: list[mlc.Executable]) -> None:
     linear.bias = nn.Parameter(torch.randn(4))
     _check(fast(x), linear(x))
     assert len(compiled) == 4
+    linear.bias.data = torch.randn(4)
+    _check(fast(x), linear(x))
 
 
 def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Executable]) -> None:
@@ -404,6 +438,21 @@ def test_the_fused_layer_of_transformers(norm_first: bool) -> None:
     got, eagerly = _run(layer, x)
     _check(got, layer(x))
     assert not eagerly
+
+
+@pytest.mark.parametrize("masks", [("pad",), ("pairs",), ("pad", "pairs")], ids="-".join)
+def test_the_fused_layer_of_transformers_with_masks(masks: tuple[str, ...]) -> None:
+    """Of the places behind a sequence's end, of pairs of places, and of both."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    pad, pairs = torch.zeros(2, 5, dtype=torch.bool), torch.ones(5, 5).triu(1).bool()
+    pad[1, 3:] = True
+    given = {"src_key_padding_mask": pad if "pad" in masks else None, "src_mask": pairs if "pairs" in masks else None}
+    x = torch.randn(2, 5, 16)
+    got, eagerly = _run(lambda x: layer(x, **given), x)
+    _check(got, layer(x, **given))
+    assert not eagerly and not torch.allclose(got, layer(x), rtol=1e-2), "masks must tell"
 
 
 @pytest.mark.parametrize("options, error, line", [

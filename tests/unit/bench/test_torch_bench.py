@@ -58,5 +58,5 @@ def test_mlc_builds_for_the_target_that_is_asked_for(tmp_path: Path, monkeypatch
     monkeypatch.setattr(bench, "_step", lambda title, options: told.append(options[:2]) or _right("tcn"))
     bench.main(["--models", "tcn", "--check", "--target", "x86-64-v2", "--output", str(tmp_path)])
     monkeypatch.setattr(torch, "compile", lambda module, **named: told.append(named) or module)
-    bench._right(torch.nn.ReLU(), [torch.ones(2)], "x86-64-v2")
+    bench._right(torch.nn.ReLU(), [[torch.ones(2)], [torch.ones(4)]], "x86-64-v2")
     assert told == [["--target", "x86-64-v2"], {"backend": "mlc", "options": {"target": "x86-64-v2"}}]

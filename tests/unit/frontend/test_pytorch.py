@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import tvm
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from tvm import relax
 
-from mlc.errors import UnsupportedOperators, UsageError
+from mlc.errors import ModelError, UnsupportedOperators, UsageError
 from mlc.frontend import load_model
 from mlc.frontend.pytorch import export_module, to_onnx
 
@@ -108,3 +109,30 @@ def test_example_inputs_must_be_tensors(examples):
 def test_shapes_are_for_onnx_only():
     with pytest.raises(UsageError, match="example_inputs"):
         load_model(nn.ReLU(), example_inputs=(torch.randn(2),), shapes={"x": (2,)})
+
+
+def test_weights_are_of_one_type_where_norms_are_folded_into_convolutions_of_bfloat16():
+    """PyTorch's exporter leaves them in float32, which nothing multiplies with bfloat16."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2)).eval()
+    nn.init.uniform_(module[1].running_var, 0.5, 2)
+    model = to_onnx(export_module(module.bfloat16(), (torch.randn(1, 3, 6, 6).bfloat16(),), "m"), "m")
+    assert [node.op_type for node in model.graph.node] == ["Conv", "Relu", "ConvTranspose"]
+    assert {tensor.data_type for tensor in model.graph.initializer} == {onnx.TensorProto.BFLOAT16}
+    folded = onnx.numpy_helper.to_array(next(t for t in model.graph.initializer if len(t.dims) == 4))
+    scale = (module[1].weight / (module[1].running_var.float() + 1e-5).sqrt()).detach()
+    wanted = (module[0].weight.float() * scale[:, None, None, None]).detach()
+    np.testing.assert_allclose(folded.astype("float32"), wanted.float().numpy(), rtol=2e-2)
+
+
+@pytest.mark.parametrize("draw", [lambda x: torch.bernoulli(torch.zeros_like(x), p=0.5), torch.rand_like],
+                         ids=["bernoulli", "rand_like"])
+def test_random_numbers_are_refused(draw):
+    """Of constants they would be drawn once, when the model is compiled."""
+    class Drawn(nn.Module):
+        def forward(self, x):
+            return x * draw(x)
+
+    with pytest.raises(ModelError, match="draws random numbers; make them an input") as error:
+        load_model(Drawn(), example_inputs=(torch.ones(8),))
+    assert "\n" not in str(error.value)
