@@ -26,7 +26,7 @@ from mlc.measure.process import WorkerProcess
 from mlc.measure.protocol import Message
 from mlc.measure.quiescence import wait_until_quiescent
 
-__all__ = ["LocalMeasurer"]
+__all__ = ["Batch", "Candidate", "LocalMeasurer"]
 
 _REFERENCE_SECONDS = 300.0  # for the unscheduled function of a task
 _DATA_SECONDS = 120.0  # for a worker to draw a task's inputs
@@ -46,7 +46,7 @@ class _Reference:
 
 
 @dataclass
-class _Candidate:
+class Candidate:
     """A request on its way. ``worker`` is the process that holds its code; ``crashes`` counts second chances."""
 
     index: int
@@ -60,20 +60,20 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """The candidates of one call. ``fresh`` means that results of equal code are not taken from earlier batches."""
 
     number: int
-    candidates: list[_Candidate]
+    candidates: list[Candidate]
     options: MeasureOptions
     on_result: OnResult | None = None
     fresh: bool = False
 
-    def open(self) -> list[_Candidate]:
+    def open(self) -> list[Candidate]:
         """Those without a result."""
         return [c for c in self.candidates if c.result is None]
 
-    def settle(self, candidate: _Candidate, result: MeasureResult) -> None:
+    def settle(self, candidate: Candidate, result: MeasureResult) -> None:
         candidate.result = replace(result, code_hash=candidate.code_hash, build_seconds=candidate.build_seconds)
         if self.on_result is not None:
             self.on_result(candidate.index, candidate.result)
@@ -143,14 +143,14 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
     def _batch(
         self, requests: Sequence[MeasureRequest], options: MeasureOptions, on_result: OnResult | None = None,
         fresh: bool = False,
-    ) -> _Batch:
+    ) -> Batch:
         if self._pool.closed:
             raise MeasureError("a measurer cannot be used after it was closed; make a new one")
         self._batches += 1
-        candidates = [_Candidate(i, request, self._reference(request)) for i, request in enumerate(requests)]
-        return _Batch(self._batches, candidates, options, on_result, fresh)
+        candidates = [Candidate(i, request, self._reference(request)) for i, request in enumerate(requests)]
+        return Batch(self._batches, candidates, options, on_result, fresh)
 
-    def _settle(self, batch: _Batch, slots: Sequence[int] | None = None) -> None:
+    def _settle(self, batch: Batch, slots: Sequence[int] | None = None) -> None:
         """Build and run until every candidate has a result; those whose worker another one took down go again."""
         while batch.open():
             missing = {c.reference.path: c for c in batch.open() if not (c.reference.ready or c.reference.problem)}
@@ -164,7 +164,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             for candidate in sorted(batch.open(), key=lambda c: (c.worker is not self._ran, self._slot(c.worker))):
                 self._run(batch, candidate)
 
-    def _prepare(self, batch: _Batch) -> None:
+    def _prepare(self, batch: Batch) -> None:
         """Let all workers draw their tasks' inputs at once, before any is timed."""
         jobs = {}
         for candidate in batch.open():
@@ -176,16 +176,11 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
                 jobs[worker.pid, path] = replace(job, slot=self._pool.slot_of(worker))
         self._pool.serve(jobs.values())
 
-    def _run(self, batch: _Batch, candidate: _Candidate) -> None:
+    def _run(self, batch: Batch, candidate: Candidate) -> None:
         worker, reference = candidate.worker, candidate.reference
-        if reference.problem:
-            batch.settle(candidate, MeasureResult(failure="run", detail=reference.problem))
+        if self._settle_unrun(batch, candidate) or not reference.ready:
             return
-        known = self._known.get((candidate.request.task_key, candidate.code_hash))
-        if known is not None and candidate.code_hash and not batch.fresh:
-            batch.settle(candidate, replace(known, run_seconds=0.0))
-            return
-        if worker is None or not self._pool.living(worker) or not reference.ready:
+        if worker is None or not self._pool.living(worker):
             return
         slots = (self._pool.slot_of(worker),)
         self._quiet(worker)
@@ -193,6 +188,17 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             self._pool.serve([self._prepare_job(batch, candidate)], slots)
         if self._pool.living(worker) and candidate.result is None:
             self._pool.serve([self._run_job(batch, candidate)], slots)
+
+    def _settle_unrun(self, batch: Batch, candidate: Candidate) -> bool:
+        """Whether a candidate has its result without a run: there is nothing to compare with, or its code was timed."""
+        if candidate.reference.problem:
+            batch.settle(candidate, MeasureResult(failure="run", detail=candidate.reference.problem))
+            return True
+        known = self._known.get((candidate.request.task_key, candidate.code_hash))
+        if known is None or not candidate.code_hash or batch.fresh:
+            return False
+        batch.settle(candidate, replace(known, run_seconds=0.0))
+        return True
 
     def _slot(self, worker: WorkerProcess | None) -> int:
         return self._pool.slot_of(worker) if worker is not None and self._pool.living(worker) else -1
@@ -203,7 +209,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             wait_until_quiescent(self._ran.pid)
         self._ran = worker
 
-    def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int, slot: int) -> None:
+    def _interleave(self, batch: Batch, candidates: list[Candidate], rounds: int, slot: int) -> None:
         if not candidates:
             return
         estimates = [statistics.median(c.result.times) for c in candidates if c.result is not None]
@@ -240,7 +246,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         message = {"job": "reference", "func": request.func, "target": request.target, "path": str(reference.path)}
         return Job(message, _REFERENCE_SECONDS, done)
 
-    def _build_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+    def _build_job(self, batch: Batch, candidate: Candidate) -> Job:
         def done(worker: WorkerProcess, answer: Message) -> None:
             if "failure" in answer:
                 self._failed(batch, candidate, worker, answer)
@@ -251,7 +257,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         message = {"job": "build", "batch": batch.number, "id": candidate.index, **asdict(candidate.request)}
         return Job(message, batch.options.timeout, done)
 
-    def _prepare_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+    def _prepare_job(self, batch: Batch, candidate: Candidate) -> Job:
         """Drawing inputs may take seconds for large tasks, which is not the candidate's fault."""
 
         def done(worker: WorkerProcess, answer: Message) -> None:
@@ -262,7 +268,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
 
         return Job(self._run_message(batch, candidate) | {"job": "prepare"}, _DATA_SECONDS, done)
 
-    def _run_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+    def _run_job(self, batch: Batch, candidate: Candidate) -> Job:
         def done(worker: WorkerProcess, answer: Message) -> None:
             if "failure" in answer:
                 self._failed(batch, candidate, worker, answer)
@@ -278,7 +284,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         limit = max(batch.options.timeout - candidate.build_seconds, _LEAST_SECONDS)
         return Job(self._run_message(batch, candidate) | {"job": "run"}, limit, done)
 
-    def _run_message(self, batch: _Batch, candidate: _Candidate) -> Message:
+    def _run_message(self, batch: Batch, candidate: Candidate) -> Message:
         request, options = candidate.request, batch.options
         return {
             "id": candidate.index, "func": request.func, "target": request.target,
@@ -288,7 +294,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             "cutoff": options.cutoff, "constants": request.constants, "constant_bytes": request.constant_bytes,
         }
 
-    def _failed(self, batch: _Batch, candidate: _Candidate, worker: WorkerProcess, answer: Message) -> None:
+    def _failed(self, batch: Batch, candidate: Candidate, worker: WorkerProcess, answer: Message) -> None:
         if answer["failure"] == "crash" and worker.runs and not candidate.crashes:
             candidate.crashes += 1  # perhaps an earlier candidate did it: once more, in another worker
             return
