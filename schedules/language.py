@@ -130,7 +130,9 @@ def _is_attention(value: Any) -> bool:
 
 
 def _is_group_attention(value: Any) -> bool:
-    return value in [[w, k, s] for w in (4, 8) for k in (64, 96, 128) for s in (2, 3, 4)]
+    turns = isinstance(value, list) and value[3:] == [1, 1]  # which takes two warpgroups, or one would wait for ever
+    tiles = value[:3] if turns else value
+    return tiles in [[w, k, s] for w in ((8,) if turns else (4, 8)) for k in (64, 96, 128) for s in (2, 3, 4)]
 
 
 def _is_wgmma(value: Any) -> bool:

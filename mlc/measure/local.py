@@ -30,7 +30,7 @@ from mlc.measure.process import WorkerProcess
 from mlc.measure.protocol import Message
 from mlc.measure.quiescence import wait_until_quiescent
 
-__all__ = ["LocalMeasurer"]
+__all__ = ["Batch", "Candidate", "LocalMeasurer"]
 
 _REFERENCE_SECONDS = 300.0  # for the unscheduled function of a task
 _DATA_SECONDS = 120.0  # for a worker to draw a task's inputs
@@ -51,7 +51,7 @@ class _Reference:
 
 
 @dataclass
-class _Candidate:
+class Candidate:
     """A request on its way. ``worker`` is the process that holds its code; ``crashes`` counts second chances."""
 
     index: int
@@ -65,20 +65,20 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """The candidates of one call. ``fresh`` means that results of equal code are not taken from earlier batches."""
 
     number: int
-    candidates: list[_Candidate]
+    candidates: list[Candidate]
     options: MeasureOptions
     on_result: OnResult | None = None
     fresh: bool = False
 
-    def open(self) -> list[_Candidate]:
+    def open(self) -> list[Candidate]:
         """Those without a result."""
         return [c for c in self.candidates if c.result is None]
 
-    def settle(self, candidate: _Candidate, result: MeasureResult) -> None:
+    def settle(self, candidate: Candidate, result: MeasureResult) -> None:
         candidate.result = replace(result, code_hash=candidate.code_hash, build_seconds=candidate.build_seconds)
         if self.on_result is not None:
             self.on_result(candidate.index, candidate.result)
@@ -149,14 +149,14 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
     def _batch(
         self, requests: Sequence[MeasureRequest], options: MeasureOptions, on_result: OnResult | None = None,
         fresh: bool = False,
-    ) -> _Batch:
+    ) -> Batch:
         if self._pool.closed:
             raise MeasureError("a measurer cannot be used after it was closed; make a new one")
         self._batches += 1
-        candidates = [_Candidate(i, request, self._reference(request)) for i, request in enumerate(requests)]
-        return _Batch(self._batches, candidates, options, on_result, fresh)
+        candidates = [Candidate(i, request, self._reference(request)) for i, request in enumerate(requests)]
+        return Batch(self._batches, candidates, options, on_result, fresh)
 
-    def _settle(self, batch: _Batch, slots: Sequence[int] | None = None) -> None:
+    def _settle(self, batch: Batch, slots: Sequence[int] | None = None) -> None:
         """Build and run until every candidate has a result; those whose worker another one took down go again."""
         while batch.open():
             missing = {c.reference.path: c for c in batch.open() if not (c.reference.ready or c.reference.problem)}
@@ -173,7 +173,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             )):
                 self._run(batch, candidate)
 
-    def _prepare(self, batch: _Batch) -> None:
+    def _prepare(self, batch: Batch) -> None:
         """Let all workers draw their tasks' inputs at once, before any is timed."""
         jobs = {}
         for candidate in batch.open():
@@ -185,7 +185,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
                 jobs[worker.pid, path] = replace(job, slot=self._pool.slot_of(worker))
         self._pool.serve(jobs.values())
 
-    def _hold(self, batch: _Batch) -> None:
+    def _hold(self, batch: Batch) -> None:
         """Let all workers build the baselines that they lack, at once."""
         jobs = []
         for candidate in batch.open():
@@ -199,16 +199,11 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             jobs.append(self._hold_job(batch, candidate, name, forget, self._pool.slot_of(worker)))
         self._pool.serve(jobs)
 
-    def _run(self, batch: _Batch, candidate: _Candidate) -> None:
+    def _run(self, batch: Batch, candidate: Candidate) -> None:
         worker, reference = candidate.worker, candidate.reference
-        if reference.problem:
-            batch.settle(candidate, MeasureResult(failure="run", detail=reference.problem))
+        if self._settle_unrun(batch, candidate) or not reference.ready:
             return
-        known = self._known.get((candidate.request.task_key, candidate.code_hash))
-        if known is not None and candidate.code_hash and not batch.fresh:
-            batch.settle(candidate, replace(known, run_seconds=0.0))
-            return
-        if worker is None or not self._pool.living(worker) or not reference.ready:
+        if worker is None or not self._pool.living(worker):
             return
         slots = (self._pool.slot_of(worker),)
         self._quiet(worker)
@@ -216,6 +211,17 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             self._pool.serve([self._prepare_job(batch, candidate)], slots)
         if self._pool.living(worker) and candidate.result is None:
             self._pool.serve([self._run_job(batch, candidate)], slots)
+
+    def _settle_unrun(self, batch: Batch, candidate: Candidate) -> bool:
+        """Whether a candidate has its result without a run: there is nothing to compare with, or its code was timed."""
+        if candidate.reference.problem:
+            batch.settle(candidate, MeasureResult(failure="run", detail=candidate.reference.problem))
+            return True
+        known = self._known.get((candidate.request.task_key, candidate.code_hash))
+        if known is None or not candidate.code_hash or batch.fresh:
+            return False
+        batch.settle(candidate, replace(known, run_seconds=0.0))
+        return True
 
     def _slot(self, worker: WorkerProcess | None) -> int:
         return self._pool.slot_of(worker) if worker is not None and self._pool.living(worker) else -1
@@ -226,7 +232,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             wait_until_quiescent(self._ran.pid)
         self._ran = worker
 
-    def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int, slot: int) -> None:
+    def _interleave(self, batch: Batch, candidates: list[Candidate], rounds: int, slot: int) -> None:
         if not candidates:
             return
         estimates = [statistics.median(c.result.times) for c in candidates if c.result is not None]
@@ -263,7 +269,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         message = {"job": "reference", "func": request.func, "target": request.target, "path": str(reference.path)}
         return Job(message, _REFERENCE_SECONDS, done)
 
-    def _build_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+    def _build_job(self, batch: Batch, candidate: Candidate) -> Job:
         def done(worker: WorkerProcess, answer: Message) -> None:
             if "failure" in answer:
                 self._failed(batch, candidate, worker, answer)
@@ -274,7 +280,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         message = {"job": "build", "batch": batch.number, "id": candidate.index, **asdict(candidate.request)}
         return Job(message, batch.options.timeout, done)
 
-    def _hold_job(self, batch: _Batch, candidate: _Candidate, name: str, forget: list[str], slot: int) -> Job:
+    def _hold_job(self, batch: Batch, candidate: Candidate, name: str, forget: list[str], slot: int) -> Job:
         """A baseline that cannot be built is missed, nothing else: as a candidate it fails by itself."""
         request = candidate.request
 
@@ -285,7 +291,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
                    "trace": request.baseline, "scheduled": ""}
         return Job(message, batch.options.timeout, done, slot)
 
-    def _prepare_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+    def _prepare_job(self, batch: Batch, candidate: Candidate) -> Job:
         """Drawing inputs may take seconds for large tasks, which is not the candidate's fault."""
 
         def done(worker: WorkerProcess, answer: Message) -> None:
@@ -296,7 +302,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
 
         return Job(self._run_message(batch, candidate) | {"job": "prepare"}, _DATA_SECONDS, done)
 
-    def _run_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+    def _run_job(self, batch: Batch, candidate: Candidate) -> Job:
         def done(worker: WorkerProcess, answer: Message) -> None:
             if "failure" in answer:
                 self._failed(batch, candidate, worker, answer)
@@ -314,7 +320,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         limit = max(batch.options.timeout - candidate.build_seconds, _LEAST_SECONDS)
         return Job(self._run_message(batch, candidate) | {"job": "run"}, limit, done)
 
-    def _run_message(self, batch: _Batch, candidate: _Candidate) -> Message:
+    def _run_message(self, batch: Batch, candidate: Candidate) -> Message:
         request, options, name = candidate.request, batch.options, _baseline(candidate)
         usual = request.baseline_seconds or self._usual.get(name, 0.0)
         held = not batch.fresh and candidate.worker is not None and candidate.worker.baselines.get(name, False)
@@ -329,14 +335,14 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             "cutoff": options.cutoff, "constants": request.constants, "constant_bytes": request.constant_bytes,
         }
 
-    def _failed(self, batch: _Batch, candidate: _Candidate, worker: WorkerProcess, answer: Message) -> None:
+    def _failed(self, batch: Batch, candidate: Candidate, worker: WorkerProcess, answer: Message) -> None:
         if answer["failure"] == "crash" and worker.runs and not candidate.crashes:
             candidate.crashes += 1  # perhaps an earlier candidate did it: once more, in another worker
             return
         batch.settle(candidate, _failure(answer))
 
 
-def _baseline(candidate: _Candidate) -> str:
+def _baseline(candidate: Candidate) -> str:
     """The name of a candidate's baseline, one for each task and coldness of its weights; empty for none."""
     request = candidate.request
     if not request.baseline:

@@ -9,6 +9,7 @@ from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Job
 from mlc.measure.local import LocalMeasurer
 from mlc.measure.measurer import MeasureOptions, Measurer, MeasureResult
+from mlc.measure.stream import StreamingExecutor, StreamingMeasurer
 from mlc.target import Target
 
 __all__ = ["LocalExecutor", "build_workers", "local_measurer"]
@@ -16,12 +17,20 @@ __all__ = ["LocalExecutor", "build_workers", "local_measurer"]
 _BATCH = 64  # jobs that are built together before the first is timed
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
 _CUDA_WORKERS = 32  # of a GPU's, which take seconds to compile and milliseconds to run
+_GRACE = 900.0  # seconds beyond its limit that a GPU's candidate may wait for a worker, and for its task's reference
 
 
 def local_measurer(target: Target) -> Measurer:
-    """What measures candidates for ``target`` on this machine; to be closed."""
+    """What measures candidates for ``target`` on this machine; to be closed.
+
+    For a GPU it builds candidates while it times others. A CPU's times would be disturbed by that: there a batch is
+    built, then timed, and the next is proposed with all of its times known.
+    """
     options = MeasureOptions(threads=target.threads)
-    return Dispatcher(LocalExecutor(LocalMeasurer(options, build_workers(target.kind))), options)
+    workers = build_workers(target.kind)
+    if target.kind == "cuda":
+        return Dispatcher(StreamingExecutor(StreamingMeasurer(options, workers)), options, grace=_GRACE)
+    return Dispatcher(LocalExecutor(LocalMeasurer(options, workers)), options)
 
 
 def build_workers(kind: str = "llvm") -> int:

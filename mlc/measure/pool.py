@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
 import weakref
@@ -14,7 +15,7 @@ from mlc.errors import MeasureError
 from mlc.measure.process import WorkerProcess
 from mlc.measure.protocol import Broken, Message
 
-__all__ = ["Job", "Pool"]
+__all__ = ["Busy", "Job", "Pool"]
 
 _START_SECONDS = 120.0  # for a worker to import TVM on a machine that is busy
 _START_ATTEMPTS = 3
@@ -30,6 +31,10 @@ class Job:
     limit: float
     done: Callable[[WorkerProcess, Message], None]
     slot: int | None = None
+
+
+#: what the workers in which slots do, and when they are given up
+Busy = dict[int, tuple[Job, float]]
 
 
 class Pool:
@@ -80,7 +85,7 @@ class Pool:
         by Ctrl-C, leaves no worker with half a job.
         """
         waiting, chosen = deque(jobs), range(len(self._slots)) if slots is None else slots
-        busy: dict[int, tuple[Job, float]] = {}
+        busy: Busy = {}
         try:
             while waiting or busy:
                 free = []  # for which there is a job
@@ -96,6 +101,24 @@ class Pool:
         except BaseException:
             for slot in busy:
                 self._drop(slot)
+            raise
+
+    def advance(self, busy: Busy, choose: Callable[[int], Job | None], timeout: float) -> None:
+        """One step of work that has no end: give each idle worker the job that ``choose`` has for its slot, if any, and
+        wait up to ``timeout`` seconds for the first answer, death or deadline among the ``busy``, which are kept there.
+
+        Raises as :meth:`serve`, and leaves no worker with half a job then.
+        """
+        try:
+            for slot in range(len(self._slots)):
+                if slot not in busy and self._idle(slot) and (job := choose(slot)) is not None:
+                    self._begin(slot, job, busy)
+            starting = [slot for slot, worker in enumerate(self._slots) if worker is not None and not worker.ready]
+            self._wait(list(dict.fromkeys([*busy, *starting])), busy, timeout)
+        except BaseException:
+            for slot in busy:
+                self._drop(slot)
+            busy.clear()
             raise
 
     def settle(self) -> None:
@@ -117,15 +140,16 @@ class Pool:
             worker = self._worker(slot)
         return worker.ready
 
-    def _begin(self, slot: int, job: Job, busy: dict[int, tuple[Job, float]]) -> None:
+    def _begin(self, slot: int, job: Job, busy: Busy) -> None:
         busy[slot] = (job, time.monotonic() + job.limit)
         try:
             self._worker(slot).send({**job.message, "limit": job.limit})
         except Broken:
             self._ended(slot, busy)
 
-    def _wait(self, slots: Sequence[int], busy: dict[int, tuple[Job, float]]) -> None:
-        """Wait for the first answer, death, or deadline among ``slots``, and deal with all there are."""
+    def _wait(self, slots: Sequence[int], busy: Busy, most: float = math.inf) -> None:
+        """Wait for the first answer, death, or deadline among ``slots``, at ``most`` so many seconds, and deal with all
+        there are."""
         deadlines = {}
         with selectors.DefaultSelector() as selector:
             for slot in slots:
@@ -135,7 +159,7 @@ class Pool:
                     selector.register(worker, selectors.EVENT_READ, slot)
             if not deadlines:  # what was begun has ended already
                 return
-            patience = max(0.0, min(deadlines.values()) - time.monotonic())
+            patience = min(most, max(0.0, min(deadlines.values()) - time.monotonic()))
             for key, _ in selector.select(patience):
                 self._hear(key.data, busy)
                 deadlines.pop(key.data)
@@ -143,7 +167,7 @@ class Pool:
             if time.monotonic() >= deadline:
                 self._overdue(slot, busy)
 
-    def _hear(self, slot: int, busy: dict[int, tuple[Job, float]]) -> None:
+    def _hear(self, slot: int, busy: Busy) -> None:
         worker = self._worker(slot)
         try:
             answer = worker.receive()
@@ -159,7 +183,7 @@ class Pool:
             worker.ready = True
             self._failed_starts = 0
 
-    def _ended(self, slot: int, busy: dict[int, tuple[Job, float]]) -> None:
+    def _ended(self, slot: int, busy: Busy) -> None:
         worker = self._worker(slot)
         how = worker.bury()
         self._slots[slot] = None
@@ -169,7 +193,7 @@ class Pool:
         else:
             self._start_failed(how)
 
-    def _overdue(self, slot: int, busy: dict[int, tuple[Job, float]]) -> None:
+    def _overdue(self, slot: int, busy: Busy) -> None:
         worker = self._worker(slot)
         self._drop(slot)
         if slot in busy:

@@ -47,6 +47,8 @@ _CALLS = {
     "cp.async.bulk.commit_group;": "commit_stores",
     "fence.proxy.async.shared::cta;": "fence_copies",
     "wgmma.commit_group.sync.aligned;": "wgmma_commit",
+    # a store that never comes to pass, wherever it would go
+    "{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }": "never_negative",
 }
 #: what an instruction multiplies and adds in, by its name's last words ``d.a.b.c``
 _SUMS = {"f32.f16.f16.f32": ("half", "double"), "f32.bf16.bf16.f32": ("nv_bfloat16", "double"),
@@ -107,6 +109,8 @@ def _call(statement: Statement, place: int) -> str:
         return f"ptx::store({place}, {', '.join(inputs)});"
     if re.fullmatch(r"cvt\.rna\.tf32\.f32 %0, %1;", text):
         return f"ptx::to_tf32({statement.outputs[0]}, {inputs[0]});"
+    if re.fullmatch(r"ex2\.approx\.ftz\.f32 %0, %1;", text):
+        return f"{statement.outputs[0]} = ptx::power_of_two({inputs[0]});"
     return _hopper_call(statement, place) or _product(statement)
 
 
@@ -126,6 +130,8 @@ def _hopper_call(statement: Statement, place: int) -> str:
         return f"{result}ptx::{_CALLS[text]}({', '.join(inputs)});"
     if match := re.fullmatch(r"wgmma\.wait_group\.sync\.aligned (\d+);", text):
         return f"ptx::wgmma_wait({match[1]});"
+    if match := re.fullmatch(r"bar\.(arrive|sync) %0, (\d+);", text):
+        return f"ptx::bar_{match[1]}({inputs[0]}, {match[2]});"
     if re.fullmatch(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32 \d+;", text):
         return ";"  # how many registers a thread may have changes nothing here
     if (match := _BOX.fullmatch(text)) and match[1]:

@@ -72,6 +72,36 @@ int barrier_wait(unsigned address, unsigned parity) {
   return 1;
 }
 
+// -- barriers of a block by number, which have addresses beyond shared memory here
+
+constexpr unsigned kNumbered = 1u << 31, kMostNumbers = 16;
+static std::map<unsigned, std::vector<unsigned>> arrived;  // in the phase under way, by address
+
+// Counts the current thread; the address.
+static unsigned arrive_numbered(unsigned number, unsigned threads) {
+  if (number < 1 || number >= kMostNumbers) fail("a barrier of a number must have one from 1 to 15");
+  if (!threads || threads % emulator::kWarp || threads > emulator::per_block)
+    fail("a barrier of a number must be of whole warps of its block");
+  unsigned address = kNumbered + emulator::rank_of(current) * kMostNumbers + number;
+  Barrier& b = barriers.emplace(address, Barrier{int(threads), int(threads)}).first->second;
+  if (b.expected != int(threads)) fail("all must say the same of how many threads arrive at a barrier");
+  auto& here = arrived[address];
+  if (std::find(here.begin(), here.end(), current) != here.end()) fail("a thread must arrive once in a barrier's phase");
+  here.push_back(current);
+  b.pending--;
+  complete_if_done(b);
+  if (b.pending == b.expected) here.clear();
+  return address;
+}
+void bar_arrive(unsigned number, unsigned threads) { arrive_numbered(number, threads); }
+void bar_sync(unsigned number, unsigned threads) {
+  unsigned address = kNumbered + emulator::rank_of(current) * kMostNumbers + number;
+  auto found = barriers.find(address);
+  waiting[current] = {address, found == barriers.end() ? 0 : found->second.phase % 2};
+  arrive_numbered(number, threads);
+  while (!completed(waiting[current])) emulator::wait(emulator::kPolling);
+}
+
 // -- copies of boxes
 
 struct Box { unsigned to; const CUtensorMap* map; int at[5]; unsigned barrier; };
@@ -311,6 +341,7 @@ void wgmma_wait(unsigned pending) {
 
 void start_hopper_block() {
   barriers.clear();
+  arrived.clear();
   boxes.clear();
   newest = false;
   waiting.assign(fibers.size(), {});
@@ -322,6 +353,8 @@ void start_hopper_block() {
 
 void end_hopper_block() {
   if (!boxes.empty()) fail("a copy must be waited for before its block ends");
+  for (auto& each : arrived)
+    if (!each.second.empty()) fail("a barrier of a number must not be left by some of its threads");
   for (auto& of_thread : stores)
     for (auto& group : of_thread)
       if (!group.empty()) fail("a store must be waited for before its thread ends");

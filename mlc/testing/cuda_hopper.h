@@ -33,6 +33,16 @@ void barrier_arrive_at(unsigned address, unsigned rank);
 // Until the phase of this parity has completed: the one under way, or else the one before.
 int barrier_wait(unsigned address, unsigned parity);
 
+// "bar": barriers of a block by their numbers. A phase completes with the arrival of so many threads of whole warps, each
+// once; none may be left under way.
+void bar_arrive(unsigned number, unsigned threads);
+void bar_sync(unsigned number, unsigned threads);
+
+// A store to shared memory of what is negative, which nothing may be.
+static inline void never_negative(float number, unsigned) {
+  if (number < 0) emulator::fail("a number that must be known before products are waited for must not be negative");
+}
+
 // -- copies of boxes
 
 void fetch_box(unsigned to, unsigned long long where, std::initializer_list<int> at, unsigned barrier);

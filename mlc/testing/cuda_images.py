@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mlc.testing.cases import Case
 
-__all__ = ["IMAGES", "Image"]
+__all__ = ["IMAGES", "Image", "first_layer"]
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,61 @@ def _marked(case: Case) -> Any:
     return with_tf32(case.func())
 
 
+def first_layer(
+    name: str, size: tuple[int, int, int, int], filters: int, window: int, stride: int, dtype: str = "float16"
+) -> Case:
+    """A convolution of lines of pixels of 4 channels, of images ``(n, channels, height, width)`` with padding all
+    around, a bias, and ReLU."""
+    from mlc.graph.estimate import Convolution
+    from mlc.graph.kernels.few_channels import conv2d_lines, lines_of
+
+    n, channels, height, width = size
+    lines = lines_of(Convolution(n, channels, filters, (height, width), (window,) * 2, (stride,) * 2,
+                                 (window // 2,) * 4, (1, 1), 1, 1, filters))
+    assert lines is not None, "windows must begin at multiples of 16 bytes"
+
+    def tensors() -> list[Any]:
+        from tvm import te, topi
+
+        x = te.placeholder((n, 1, lines.lines, lines.columns, 4), dtype, "x")
+        w = te.placeholder((filters, window, lines.taps, 4), dtype, "w")
+        bias = te.placeholder((1, 1, 1, 1, filters), "float32", "bias")
+        return [x, w, bias, topi.cast(topi.nn.relu(topi.add(conv2d_lines(x, w, lines), bias)), dtype)]
+
+    def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        windows = sliding_window_view(x[:, 0], (window, lines.taps), axis=(1, 2))[:, ::stride, ::stride]
+        return np.maximum(np.einsum("nhwcrs,frsc->nhwf", windows, w)[:, None] + bias, 0)
+
+    return Case(name, tensors, reference, {"bfloat16": 3e-3}.get(dtype, 1e-3), space="cuda.mma", index="int64")
+
+
+def _pixels() -> Case:
+    """Three channels of images with their channels last as such lines."""
+    from mlc.graph.estimate import Convolution
+    from mlc.graph.kernels.few_channels import lines_of, pixel_lines
+
+    lines = lines_of(Convolution(2, 3, 8, (9, 13), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1, 1, 8))
+    assert lines is not None
+
+    def tensors() -> list[Any]:
+        from tvm import te, topi
+
+        x = te.placeholder((2, 9, 13, 3), "float16", "x")
+        return [x, pixel_lines(topi.transpose(x, (0, 3, 1, 2)), lines)]
+
+    def reference(x: np.ndarray) -> np.ndarray:
+        pixels = np.concatenate([x, x[..., -1:]], -1)
+        return np.pad(pixels, ((0, 0), (3, 3), (3, lines.columns - 16), (0, 0)))[:, None]
+
+    return Case("pixels_in_lines", tensors, reference, 0.0, space="cuda.elementwise", index="int64")
+
+
 IMAGES: tuple[Case, ...] = (
     Image((1, 9, 11, 24), 40, pad=1, residual=True).case("image3x3_residual"),
     Image((2, 13, 10, 16), 24, stride=2, pad=1, dtype="bfloat16").case("image3x3_stride2_bf16"),
     Image((1, 19, 23, 8), 32, 7, 2, 3).case("image7x7_first"),
+    first_layer("image7x7_lines", (2, 3, 19, 23), 32, 7, 2),
+    _pixels(),
     Image((1, 15, 15, 64), 48, 1, 2).case("image1x1_stride2"),
     Image((1, 10, 9, 32), 24, pad=2, dilation=2).case("image3x3_dilated"),
     Image((1, 8, 12, 16), 24, pad=1, dtype="tf32").case("image3x3_tf32"),

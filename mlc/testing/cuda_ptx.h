@@ -82,6 +82,13 @@ static void to_tf32(unsigned& to, float x) {
   to = std::isnan(x) ? 0x7fffffff : bits_of(x) + (std::isinf(x) ? 0 : 0x1000) & 0xffffe000;
 }
 
+// "ex2.approx.ftz.f32": what is not normal is zero, of either side; its last two bits are not to be trusted.
+static inline float power_of_two(float x) {
+  float power = std::exp2(x);
+  if (power < 0x1p-126f) return 0.0f;
+  return std::isfinite(power) ? float_of(bits_of(power) ^ (bits_of(x) >> 3 & 3)) : power;
+}
+
 template <typename T> static T element(const Shown* all, unsigned lane, unsigned first, unsigned index) {
   T value;
   constexpr unsigned kPer = 4 / sizeof(T);

@@ -1,9 +1,9 @@
 """A tuning run: ask, measure, record, tell, until the budget or the tasks are used up.
 
-Where one machine measures, a batch is measured before the next is proposed. Where many do, as many batches are under
-way as keep them busy, several of one task if need be: no point is proposed twice, trials go where gains are expected
-with what is under way taken into account, and what comes back together is made durable together. In the end the
-winners are confirmed (:mod:`mlc.tuning.winners`).
+Where this machine's CPU measures, a batch is measured before the next is proposed. Where a GPU or many machines do, as
+many batches are under way as keep them busy, several of one task if need be: no point is proposed twice, trials go
+where gains are expected with what is under way taken into account, and what comes back together is made durable
+together. In the end the winners are confirmed (:mod:`mlc.tuning.winners`).
 """
 
 from __future__ import annotations

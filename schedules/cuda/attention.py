@@ -85,10 +85,11 @@ class Attention(CudaSpace):
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         heads, gpu, knobs = _known(func), gpu_machine(target), self.knobs(func, target)
-        choices = [self.tiles(*choice) for choice in product(*(knob.values for knob in knobs))]
-        fitting = [tiles for tiles in choices if _misfit(tiles, heads, gpu) is None]
+        names = [knob.name for knob in knobs]
+        choices = (dict(zip(names, choice, strict=True)) for choice in product(*(knob.values for knob in knobs)))
+        fitting = [tiles for choice in choices if _misfit(tiles := self.tiles(**choice), heads, gpu) is None]
         for tiles in sorted(fitting, key=lambda t: estimate(t, heads, gpu))[:_SEEDS]:
-            yield {knob.name: getattr(tiles, knob.name) for knob in knobs}
+            yield {name: getattr(tiles, name) for name in names}
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
@@ -113,14 +114,15 @@ class Attention(CudaSpace):
 
 
 class WarpgroupAttention(Attention):
-    """Attention of 16-bit floats by ``wgmma``, where boxes can be copied of what is read and queries are enough."""
+    """Attention of 16-bit floats by ``wgmma``, where boxes can be copied of what is read and queries are enough. Knobs:
+    also ``turns``, whether two warpgroups begin with their products in turn."""
 
     name = "cuda.attention_wgmma"
     opcodes = ("HGMMA",)
     tiles = WarpgroupTiles
     kernel = WarpgroupFlash
     mark = GROUPS_MARK
-    choices = (Knob("warps", (4, 8)), Knob("keys", (64, 96, 128)), Knob("stages", (2, 3, 4)))
+    choices = (Knob("warps", (4, 8)), Knob("keys", (64, 96, 128)), Knob("stages", (2, 3, 4)), Knob("turns", (0, 1)))
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         heads = heads_of(func)
@@ -184,6 +186,8 @@ def _known(func: tirx.PrimFunc) -> Heads:
 
 def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
     """Why tiles can't run on a GPU, or None."""
+    if tiles.misfit is not None:
+        return tiles.misfit
     if tiles.shared_bytes(heads) > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {tiles.shared_bytes(heads)}"
     if tiles.registers(heads) > tiles.most_registers:
@@ -208,10 +212,11 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> 
     # a warp, or a warpgroup, reads every key and value; of float32, four queries share what is read
     fetched = tiles.readers * tiles.keys * features * heads.bits / 8 / 128 * (1.5 if exactly else 1.0)
     copied = tiles.keys * features * heads.bits / 8 / (gpu.l2_rate / gpu.multiprocessors / gpu.hz)
-    special = points * (1 / 16 + 6 / gpu.lanes) + tiles.queries * heads.features / gpu.lanes  # sums are rescaled
+    special = points * (1 / 16 + tiles.issued / gpu.lanes) + tiles.queries * heads.features / gpu.lanes  # sums rescaled
     idle = max(1.0, 8 / (here * tiles.warps)) ** 0.5
-    step = (max(products, fetched, copied) + special / 2) * idle + _STEP
-    steps = float(ceil_div(ceil_div(heads.keys, tiles.keys), tiles.splits))
+    tiles_of_keys = ceil_div(ceil_div(heads.keys, tiles.keys), tiles.splits)
+    step = (max(products, fetched, copied) + special * tiles.exposed(tiles_of_keys)) * idle + _STEP
+    steps = float(tiles_of_keys)
     if heads.causal is not None:
         steps *= min(1.0, 0.5 + 0.5 * tiles.queries / heads.queries)
     rounds = ceil_div(blocks, gpu.multiprocessors) if exact < 4 else exact + 0.5
@@ -232,8 +237,7 @@ def _mark(sch: s_tir.Schedule, tiles: Tiles, mark: str) -> None:
     heads, root = heads_of(sch.mod["main"]), sch.get_sblock("root")
     assert heads is not None
     scores = next(block for block in sch.get_child_blocks(root) if "mlc.op" in sch.get(block).annotations)
-    numbers = [tiles.warps, tiles.keys, tiles.stages, tiles.splits]
-    sch.annotate(scores, mark, numbers[:3] if tiles.splits == 1 else numbers)
+    sch.annotate(scores, mark, tiles.numbers)
     (out,) = sch.get_output_blocks(root)
     loops = sch.get_loops(out)
     variables = [iterator.var for iterator in sch.get(out).iter_vars]

@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from schedules.cuda.common import ceil_div
-from schedules.cuda.emit import call, i32, i64, loop, over_lanes, store_piece, when
+from schedules.cuda.emit import call, i32, i64, loop, over_lanes, power_of_two, store_piece, when
 from schedules.cuda.heads import Heads
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
@@ -25,6 +25,8 @@ _PIECE_BYTES = 16
 
 class FlashTiles(Tiles):
     """Tiles whose products are those of fragments."""
+
+    issued = 5
 
     def registers(self, heads: Heads) -> int:
         """Scores and their halves, the result's sums, the queries, two fragments, and some more."""
@@ -46,6 +48,10 @@ class Fragments(Online):
             self.given = self.registers(1, "float32", "given")
         if self._side == 8:
             self.held = self.registers(8, str(heads.result.buffer.dtype), "held")
+
+    def power(self, exponent: Any) -> Any:
+        """In one instruction: a weight is rounded to 16 bits anyway."""
+        return power_of_two(exponent)
 
     def query(self, row: Any) -> Any:
         return self.warp * _TILE + self.lane // 4 + row * 8

@@ -18,8 +18,9 @@ from schedules.cuda.emit import i64
 __all__ = [
     "MOST_SPAN", "MOST_STEP", "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "arrive_at",
     "available", "commit_products", "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums",
-    "fetch_box", "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply", "multiply_registers",
-    "store_box", "store_matrices", "tensor_map", "wait_barrier", "wait_products", "wait_stores", "wait_sums",
+    "fetch_box", "give_turn", "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply",
+    "multiply_registers", "settle_first", "store_box", "store_matrices", "take_turn", "tensor_map", "wait_barrier",
+    "wait_products", "wait_stores", "wait_sums",
 ]
 
 WARPGROUP = 128
@@ -107,6 +108,20 @@ def wait_barrier(address: Any, parity: Any) -> tirx.Stmt:
                  "selp.b32 %0, 1, 0, p;\\n}\\n" : "=r"(done) : "r"(address), "r"(parity) : "memory");
   } while (!done);"""
     return _call("mlc_wait_barrier", "int address, int parity", body, address, parity)
+
+
+def give_turn(number: Any, threads: int) -> tirx.Stmt:
+    """Count this thread at the block's barrier of this number, 1 to 15, whose phases complete with so many ``threads``
+    of whole warps, these and those that wait."""
+    body = f'asm volatile("bar.arrive %0, {threads};" :: "r"(number) : "memory");'
+    return _call(f"mlc_give_turn_{threads}", "int number", body, number)
+
+
+def take_turn(number: Any, threads: int) -> tirx.Stmt:
+    """Count this thread at the block's barrier of this number, and wait until so many have come in all
+    (:func:`give_turn`)."""
+    body = f'asm volatile("bar.sync %0, {threads};" :: "r"(number) : "memory");'
+    return _call(f"mlc_take_turn_{threads}", "int number", body, number)
 
 
 def meet_cluster(blocks: int) -> tirx.Stmt:
@@ -230,6 +245,18 @@ def wait_sums(pending: int, sums: tirx.Buffer) -> tirx.Stmt:
     held = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     body = f'asm volatile("wgmma.wait_group.sync.aligned {pending};" : {held} :: "memory");'
     return _call(f"mlc_wait_sums_{pending}_{count}", "float* d", body, sums.access_ptr("rw", extent=count))
+
+
+def settle_first(number: Any, address: Any) -> tirx.Stmt:
+    """Have a ``number`` that is not negative before the products that are waited for next.
+
+    ptxas (13.0) knows nothing of what a wait takes, and moves what was written to be computed while products are under
+    way behind it: all exponentials of an attention's scores. It moves none across a store, here of what never is: a
+    negative number, to shared memory.
+    """
+    body = """asm volatile("{\\n.reg .pred p;\\nsetp.lt.f32 p, %0, 0f00000000;\\n@p st.shared.f32 [%1], %0;\\n}\\n"
+               :: "f"(number), "r"(address) : "memory");"""
+    return _call("mlc_settle_first", "float number, int address", body, number, address)
 
 
 def _descriptor(name: str, leading: int) -> str:

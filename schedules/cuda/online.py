@@ -55,7 +55,8 @@ class Tiles:
 
     Of shared memory, features of ``granule`` elements are filled up; ``kept`` bytes for a query and a key stay there.
     ``helpers`` are a block's warps that compute nothing, ``most_registers`` those of a thread that does, and
-    ``most_lanes`` the multiply-adds of a multiprocessor in a cycle that such products reach.
+    ``most_lanes`` the multiply-adds of a multiprocessor in a cycle that such products reach; ``issued`` are the
+    instructions by which a score becomes a weight.
     """
 
     warps: int
@@ -67,6 +68,7 @@ class Tiles:
     granule = 16
     kept = 0
     helpers = 0
+    issued = 6
     #: beyond which the compiler for sm_90a spilled some though there were more
     most_registers = 168
     most_lanes = 1024
@@ -75,6 +77,21 @@ class Tiles:
     def threads(self) -> int:
         """That compute."""
         return self.warps * WARP
+
+    @property
+    def numbers(self) -> list[int]:
+        """What a schedule's mark says of them."""
+        every = [self.warps, self.keys, self.stages, self.splits]
+        return every[:3] if self.splits == 1 else every
+
+    def exposed(self, steps: int) -> float:
+        """The part of what becomes of the scores of so many tiles that products do not hide."""
+        return 0.5
+
+    @property
+    def misfit(self) -> str | None:
+        """Why there is no such kernel, or None."""
+        return None
 
     @property
     def launched(self) -> int:
@@ -403,6 +420,17 @@ class Online:
         """What differences of scores are multiplied by to be exponents of two."""
         return tirx.const(LOG2E * (self.heads.scale if self.heads.mask is None else 1.0), "float32")
 
+    def power(self, exponent: Any) -> Any:
+        """Two to this power."""
+        return tirx.exp2(exponent)
+
+    def _exponent(self, score: Any, row: Any) -> Any:
+        """Of two, by which a score's weight is beside the maximum, which :attr:`scale` has: where no mask makes scores
+        of any size, multiplied already, so that one instruction does it."""
+        if self.heads.mask is None:
+            return score * self._log2e() - self.scale[row]
+        return (score - self.scale[row]) * self._log2e()
+
     def _weights(self) -> list[Any]:
         """Weights of a tile's scores, with what the tiles before have seen."""
         def weigh(i: Any, r: Any, column: Any) -> list[tirx.Stmt]:
@@ -414,14 +442,15 @@ class Online:
         """The maxima with a tile's scores, and totals as those say."""
         base, scale, peak, total = self.base, self.scale, self.peak, self.total
         zero, never = tirx.const(0.0, "float32"), tirx.const(_NEVER, "float32")
+        factor = self._log2e() if self.heads.mask is None else tirx.const(1.0, "float32")
         return [
             loop(self.rows, lambda r: self.set(base, r, peak[r])),
             self.each_score(lambda i, r, _: self.set(peak, r, tirx.max(peak[r], self.scores[i]))),
             *self._join(peak, tirx.max),
             loop(self.rows, lambda r: [
                 # where no key was seen yet, every exponent would be a difference of infinities
-                self.set(scale, r, tirx.Select(peak[r] == never, zero, peak[r])),
-                self.set(base, r, tirx.exp2((base[r] - scale[r]) * self._log2e())),
+                self.set(scale, r, tirx.Select(peak[r] == never, zero, peak[r] * factor)),
+                self.set(base, r, self.power(self._exponent(base[r], r))),
                 self.set(total, r, total[r] * base[r]),
             ]),
         ]
@@ -433,7 +462,7 @@ class Online:
     def _power(self, i: Any, r: Any) -> list[tirx.Stmt]:
         """A score becomes its weight, and part of the total."""
         return [
-            self.set(self.scores, i, tirx.exp2((self.scores[i] - self.scale[r]) * self._log2e())),
+            self.set(self.scores, i, self.power(self._exponent(self.scores[i], r))),
             self.set(self.total, r, self.total[r] + self.scores[i]),
         ]
 

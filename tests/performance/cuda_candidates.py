@@ -130,7 +130,8 @@ SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
 def promised_by(decisions: Decisions) -> tuple[str, ...]:
     """Opcodes of which each must be in the code for what was decided."""
     stores = ("STSM", "UTMASTG") if decisions.get("boxed") else ()
-    return (*stores, *(("UTMALDG.2D.MULTICAST",) if decisions.get("cluster", 1) > 1 else ()))
+    turns = ("BAR.ARV",) if decisions.get("turns") else ()
+    return (*stores, *turns, *(("UTMALDG.2D.MULTICAST",) if decisions.get("cluster", 1) > 1 else ()))
 
 
 @dataclass(frozen=True)

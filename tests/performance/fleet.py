@@ -1,12 +1,15 @@
 """A fleet by simulation: how busy devices are, what the session itself costs, and what searching in parallel loses.
 
-    python -m tests.performance.fleet [--output FOLDER] [--nodes 1 4 16 64 256 1000] [--publish]
+    python -m tests.performance.fleet [--output FOLDER] [--nodes 1 4 16 64 256 1000] [--workers 8 16 32] [--publish]
 
 Devices sleep in virtual time: 0.3 s a candidate, 2% of the jobs lost, 5% of the devices die, one is ten times slower.
 The session is the real one (allocation, strategies, dispatch, log), on surrogate functions: a point of their space
 has a time and costs nothing to schedule, so that what is left is the session itself. The processor time that it takes
 passes for the devices too: a session that cannot keep up leaves them idle. What it costs to propose candidates of real
 functions (schedules are replayed and their features read, in TVM) is left out here, and is far more than all else.
+
+Then one GPU, whose candidates so many workers of its machine build in 1 to 8 s each, and which runs one at a time for
+0.1 s: batch after batch, as on a CPU, and as they come (:mod:`mlc.measure.stream`). Here the session takes no time.
 """
 
 from __future__ import annotations
@@ -32,10 +35,14 @@ from mlc.graph.task import Task, normalise
 from mlc.log import TuningLog
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.fleet import Fleet
+from mlc.measure.local import LocalMeasurer
 from mlc.measure.local_executor import LocalExecutor
 from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
+from mlc.measure.protocol import Message
+from mlc.measure.stream import StreamingExecutor, StreamingMeasurer
 from mlc.report import plots
 from mlc.target import resolve
+from mlc.testing.builders import simulated_workers
 from mlc.testing.fleet import SimulatedDevices
 from mlc.testing.remote import Clock
 from mlc.tuning import TuneOptions, session, tune_tasks
@@ -49,6 +56,9 @@ CURVES = Path(__file__).with_name("fleet.svg")
 TARGET = resolve("x86-64-v3", threads=2)
 SECONDS, LOST, DYING, SLOW = 0.3, 0.02, 0.05, 10.0
 TASKS, KNOBS = 40, 8
+#: seconds of a GPU's jobs: to build a candidate, from and to, to run it, to compute a task's reference, to draw its
+#: inputs in a worker
+BUILD, RUN, REFERENCE, INPUTS = (1.0, 8.0), 0.1, 0.5, 0.1
 NOISE = 0.02
 
 
@@ -115,11 +125,15 @@ def true_seconds(key: str, point: Point) -> float:
 
 
 def run(device: str, request: MeasureRequest, rounds: int) -> MeasureResult:
-    point = tuple(json.loads(request.trace)["point"])
-    seconds = true_seconds(request.task_key, point)
-    noise = random.Random(f"{device}{request.trace[:120]}{rounds}")
+    return measured(device, request.task_key, request.trace, rounds)
+
+
+def measured(device: str, task_key: str, trace: str, rounds: int) -> MeasureResult:
+    point = tuple(json.loads(trace)["point"])
+    seconds = true_seconds(task_key, point)
+    noise = random.Random(f"{device}{trace[:120]}{rounds}")
     times = tuple(seconds * (1.0 + NOISE * noise.gauss(0.0, 1.0)) for _ in range(rounds or 3))
-    code = blake2b(request.trace.encode(), digest_size=8).hexdigest()
+    code = blake2b(trace.encode(), digest_size=8).hexdigest()
     return MeasureResult(times, build_seconds=0.2, run_seconds=0.1, code_hash=code)
 
 
@@ -192,6 +206,43 @@ def serial(trials: int, seed: int) -> tuple[float, int]:
     return latency, report.trials
 
 
+@dataclass(frozen=True)
+class Stream:
+    """A GPU's rate in trials a second, batch after batch and as candidates come; ``busy`` is the part of the latter
+    time that it ran, ``ratio`` the model's time found by that of the batches with as many trials."""
+
+    workers: int
+    trials: int
+    batches: float
+    rate: float
+    busy: float
+    ratio: float
+
+
+def job_seconds(kind: str, message: Message) -> float:
+    """Of a job of a GPU's worker; builds by what is built."""
+    if kind == "build":
+        return random.Random(message["trace"][:120]).uniform(*BUILD)
+    return {"run": RUN, "reference": REFERENCE, "prepare": INPUTS}[kind]
+
+
+def built_here(workers: int, trials: int, seed: int, *, streaming: bool) -> tuple[float, float, float, int]:
+    """Seconds of the clock, those in which a candidate ran, the model's seconds by the true times, and the trials."""
+    clock, options = Clock(), MeasureOptions(threads=2)
+    with simulated_workers(clock, job_seconds, lambda m: measured("here", m["task_key"], m["trace"], 0)) as pools:
+        executor = (StreamingExecutor(StreamingMeasurer(options, workers)) if streaming
+                    else LocalExecutor(LocalMeasurer(options, workers)))
+        with Dispatcher(executor, options, grace=1e4, clock=clock) as dispatcher:
+            report, latency = tuned(dispatcher, trials, seed)
+        return clock.now, pools[0].running, latency, report.trials
+
+
+def stream(workers: int, trials: int, seed: int = 0) -> Stream:
+    seconds, running, found, done = built_here(workers, trials, seed, streaming=True)
+    before, _, reference, spent = built_here(workers, trials, seed, streaming=False)
+    return Stream(workers, done, spent / before, done / seconds, running / seconds, found / reference)
+
+
 def plot(rows: Sequence[Row], file: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -218,6 +269,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16, 64, 256, 1000])
+    parser.add_argument("--workers", type=int, nargs="*", default=[8, 16, 32], help="that build for one GPU")
     parser.add_argument("--trials", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("build/fleet"))
@@ -237,6 +289,9 @@ def main() -> None:
     (args.output / "fleet.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
     for file in [args.output / "fleet.svg", *[CURVES] * args.publish]:
         plot(rows, file)
+    streams = [stream(workers, args.trials // 8, args.seed) for workers in args.workers]
+    print(*streams, sep="\n", flush=True)
+    (args.output / "stream.json").write_text(json.dumps([asdict(each) for each in streams], indent=1))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 A GPU's kernel copies 16 bytes of an image at a time, which are neighbours of a product's sum where the channels of a
 pixel lie together. An image is then one block of all its channels, ``[N, 1, H, W, C]``, padded with zeros to whole
 copies; everything between such convolutions that keeps the channels works there too, so that nothing is transposed
-from layer to layer. Which values are kept so is chosen for the whole graph, as CPUs' blocks are.
+from layer to layer. Which values are kept so is chosen for the whole graph, as CPUs' blocks are. Images of a few
+channels, of which whole copies would be zeros for the greater part, may become lines of narrower pixels
+(:mod:`mlc.graph.kernels.few_channels`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import bindings, dtype_of, shape_of
 from mlc.graph.kernels.channels_last import conv2d_channels_last, pack_conv
+from mlc.graph.kernels.few_channels import LANES, Lines, conv2d_lines, lines_of, pack_lines, pixel_lines
 from mlc.graph.layout.assign import Alternative
 from mlc.graph.layout.blocked import Rewriter
 from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, name_of
@@ -151,9 +154,19 @@ class _Planner(Planner):
         if bits:
             conv = convolution(value, inner, out)
             yield Alternative(out, reads, self._seconds(conv, bits, math.gcd(conv.channels // conv.groups, _COPY)))
+            lines = _lines(value) if bits == 16 else None
+            if lines is not None:
+                yield Alternative(out, {data: None}, self._lines_seconds(value, lines))
         elif is_depthwise(value) and out in self._family(var).layouts and _has_constant(value):
             moved = self._estimate.copy(self._bytes(data, inner) + self._bytes(var, out))
             yield Alternative(out, reads, moved)
+
+    def _lines_seconds(self, value: relax.Call, lines: Lines) -> float:
+        """Of a convolution of lines that are made for it."""
+        conv = convolution(value, None, _last(value))
+        made = 2.0 * conv.n * lines.lines * lines.columns * LANES
+        moved = self._estimate.copy(self._bytes(value.args[0], None) + made)
+        return moved + self._seconds(replace(conv, channels=LANES, kernel=(lines.window[0], lines.taps)), 16, _COPY)
 
     def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
         fields = concatenated(value)
@@ -189,6 +202,13 @@ class _Planner(Planner):
         return max(products, copying, conv.image_bytes / gpu.memory_rate) + waiting + gpu.launch_seconds
 
 
+def _lines(call: relax.Call) -> Lines | None:
+    """The lines that a convolution of 16-bit floats may be computed of."""
+    if not isinstance(call.args[0], relax.Var):
+        return None
+    return lines_of(convolution(call))
+
+
 class _Values(Values):
     """Makes channels last of plain images."""
 
@@ -208,6 +228,14 @@ class _Convolver(Convolver):
         weight = tensor_of(call.args[1])
         if is_depthwise(call) or weight is None:
             return super().conv2d(call, out, choice)
+        data = call.args[0]
+        lines = _lines(call)
+        if lines is not None and choice.reads.get(data, out) is None:
+            x = self._bb.emit(self._bb.call_te(partial(pixel_lines, lines=lines), self._values.plain(data),
+                                               primfunc_name_hint="pixel_lines"))
+            packed = constant(pack_lines(weight.numpy(), out.lanes, lines))
+            return self._bb.call_te(partial(conv2d_lines, lines=lines), x, packed, primfunc_name_hint="conv2d",
+                                    primfunc_attrs={"op_pattern": PRODUCT})
         inner = _last(call.args[0])
         conv = convolution(call, inner, out)
         packed = constant(pack_conv(weight.numpy(), out.lanes, inner.lanes // conv.groups))

@@ -18,6 +18,7 @@ from mlc.graph.layout.channels_last import ChannelsLast
 from mlc.graph.pipeline import Lowered, lower
 from mlc.options import CompileOptions
 from mlc.target import resolve
+from schedules.cuda.contraction import contraction_of
 from schedules.registry import find
 
 GPU = resolve("cuda:sm_80")
@@ -93,6 +94,42 @@ def test_nothing_is_transposed_between_convolutions() -> None:
         space = find(task.func, GPU.tvm).name
         spaces[space] += task.weight
     assert spaces == {"cuda.elementwise": 1, "cuda.mma": 6, "cuda.columns": 2}
+
+
+def first(shape: tuple[int, ...], filters: int, window: int, stride: int, precision: str = "f16") -> Lowered:
+    """A first layer."""
+    return lowered(network(shape, lambda b, x: convolved(b, x, filters, window, stride)), precision)
+
+
+@pytest.mark.parametrize(("channels", "window", "stride", "depth"), [
+    (3, 7, 2, 7 * 32), (2, 5, 2, 5 * 32), (4, 3, 2, 3 * 16), (3, 7, 1, None), (5, 7, 2, None)])
+def test_few_channels_become_lines(channels: int, window: int, stride: int, depth: int | None) -> None:
+    """Of which every copy has 16 bytes, where windows begin at multiples of these; else whole copies of channels."""
+    found = [t.func for t in first((8, channels, 224, 224), 64, window, stride).tasks]
+    (product,) = (func for func in found if find(func, GPU.tvm).name == "cuda.mma")
+    contraction = contraction_of(product)
+    assert contraction is not None and contraction.size("k") == (depth or window**2 * 8)
+    assert contraction.vector_a == contraction.vector_b == 8
+    assert len(found) == 3, "one kernel makes lines, and one a plain image of the result"
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+@pytest.mark.parametrize(("shape", "window", "stride"), [
+    ((2, 3, 65, 58), 7, 2), ((1, 2, 167, 93), 5, 2), ((1, 4, 40, 41), 3, 2), ((1, 2, 71, 64), 4, 4)])
+def test_lines_are_the_image(shape: tuple[int, ...], window: int, stride: int, precision: str) -> None:
+    """Odd sizes, and windows that end beyond the image, as TVM convolves on a CPU what is not rounded."""
+    mod = network(shape, lambda b, x: convolved(b, x, 24, window, stride))
+    after = lowered(mod, precision)
+    assert any(int(p.shape[-1]) == 4 for task in after.tasks for p in task.func.params)
+    x = RNG.standard_normal(shape).astype("float32")
+    (exact,), (found,) = evaluate(mod, x), evaluate(after.module, x)
+    assert np.abs(found - exact).max() <= {"f16": 3e-3, "bf16": 3e-2}[precision] * np.abs(exact).max()
+
+
+def test_tf32_has_no_lines() -> None:
+    lines = [p for t in first((8, 3, 224, 224), 64, 7, 2, "tf32").tasks for p in t.func.params if int(p.shape[-1]) == 4]
+    assert not lines
 
 
 @pytest.mark.usefixtures("late")

@@ -6,13 +6,16 @@ import json
 import random
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
 from harness import check_orders, emulate, refusal
 
+from mlc.codegen.cuda import find_nvcc, options
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
@@ -31,13 +34,15 @@ OPCODES = {"float16": "HGMMA.64x{n}x16.F32", "bfloat16": "HGMMA.64x{n}x16.F32.BF
 #: calls that keep what is asynchronous apart
 ORDERS = re.compile(
     r"__syncthreads\(\);|mlc_(wait_\w+|expect|arrive|fence_\w+|commit_products)\([^;]*\);")
+#: and those by which two warpgroups take turns
+TURNS = re.compile(r"mlc_(take|give)_turn_256\([^;]*\);")
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
 
 
-def tiles(warps: int, keys: int, stages: int = 2) -> dict[str, int]:
-    return {"warps": warps, "keys": keys, "stages": stages}
+def tiles(warps: int, keys: int, stages: int = 2, turns: int = 0) -> dict[str, int]:
+    return {"warps": warps, "keys": keys, "stages": stages, "turns": turns}
 
 
 def scheduled(case: Case, decisions: dict[str, int], target: tvm.target.Target = HOPPER) -> tvm.tirx.PrimFunc:
@@ -58,6 +63,9 @@ def check_promises(kernel: Kernel, decisions: dict[str, int], dtype: str, featur
             assert kernel.registers * 3 >= 24 + 2 * 240
         products = {OPCODES[dtype].format(n=n) for n in (decisions["keys"], -(-features // 16) * 16)}
         assert all(map(kernel.count, products)), f"products must be {products}, got {kernel.instructions}"
+        assert bool(kernel.count("BAR.ARV")) == bool(decisions["turns"])
+        # an exponential is one instruction: no comparison comes with each
+        assert kernel.count("MUFU.EX2") >= decisions["keys"] // 2 > 4 > kernel.count("FSETP.GEU.AND")
         assert kernel.count("UTMALDG") and not any(map(kernel.count, ("LDG", "LDGSTS", "LDL", "STL", "HMMA")))
 
 
@@ -70,6 +78,25 @@ def test_no_seed_spills(dtype: str, depth: int, all_seeds: bool) -> None:
     for decisions in list(SPACE.seeds(func, HOPPER))[: None if all_seeds else 1]:
         kernel = compiled(schedule_with(SPACE, func, HOPPER, decisions).mod["main"])
         check_promises(kernel, dict(decisions), dtype, depth)
+
+
+@needs_nvcc
+@pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
+@pytest.mark.parametrize("turns", [0, 1])
+def test_weights_are_made_while_products_are_under_way(turns: int, tmp_path: Path) -> None:
+    """In the machine code, all exponentials of a tile lie between the wait for its scores and that for the sums of the
+    tile before: CUDA's compiler moves them if it may."""
+    func = attention_case("long", (1, 16), (2048, 2048, 128, 128)).func()
+    source = cuda_emulator.cuda_source(
+        schedule_with(SPACE, func, HOPPER, tiles(8, 128, 2, turns)).mod["main"], HOPPER, [DynamicShared()])
+    (tmp_path / "k.cu").write_text(source)
+    cubin = str(tmp_path / "k.cubin")
+    subprocess.run([find_nvcc(), "-cubin", "-arch=sm_90a", *options(), "-o", cubin, tmp_path / "k.cu"], check=True)
+    code = subprocess.run([str(find_nvdisasm()), "-c", cubin], check=True, capture_output=True, text=True).stdout
+    found = "".join({"LE gsb0, 0x1": "(", "LE gsb0, 0x0": ")"}.get(wait, "x") for wait in re.findall(
+        r"WARPGROUP\.DEPBAR\.(LE gsb0, 0x\d)|MUFU\.EX2", code))
+    assert re.search(r"\(x{66}\)", found), found  # 64 scores of a thread, and two factors of its old sums
+    assert ("BAR.ARV" in code) == bool(turns)
 
 
 def candidates(case: Case, seed: int) -> Iterator[tuple[dict[str, int], tvm.tirx.PrimFunc]]:
@@ -94,11 +121,12 @@ def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with() -> None:
     assert heads is not None and SPACE.tiles(8, 96, 3).shared_bytes(heads) == 1024 + boxes + 8 * (1 + 4 * 3)
 
 
-def test_long_queries_have_large_tiles() -> None:
+def test_long_queries_have_large_tiles_of_warpgroups_that_take_turns() -> None:
     for depth, least in ((64, 128), (128, 128)):
         func = attention_case("long", (4, 16), (2048, 2048, depth, depth)).func()
         _, first = first_seed(SPACE, func, HOPPER)
-        assert first["warps"] == 8 and first["keys"] >= least
+        assert first["warps"] == 8 and first["keys"] >= least and first["turns"]
+        assert SPACE.price(func, HOPPER, first) < SPACE.price(func, HOPPER, {**first, "turns": 0})
 
 
 def test_who_takes_what() -> None:
@@ -118,6 +146,8 @@ def test_who_takes_what() -> None:
         scheduled(case, tiles(4, 64), AMPERE)
     with pytest.raises(InvalidDecision, match="the tiles must fit 232448 bytes"):
         scheduled(attention_case("deep", (1, 1), (128, 128, 128, 128)), tiles(8, 128, 4))
+    with pytest.raises(InvalidDecision, match="2 warpgroups take turns, got 1"):
+        scheduled(case, tiles(4, 64, turns=1))
 
 
 @needs_gxx
@@ -194,6 +224,31 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert check_orders(monkeypatch, case, scheduled(case, tiles(4, 64)), HOPPER, ORDERS) == 26
 
 
+@needs_gxx
+def test_each_turn_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is left out, one warpgroup waits for ever, or gives a turn twice: four tiles of keys."""
+    case = attention_case("even", (1, 1), (128, 256, 64, 64))
+    assert check_orders(monkeypatch, case, scheduled(case, tiles(8, 64, turns=1)), HOPPER, TURNS) == 3
+
+
+@needs_gxx
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("sizes", "causal", "mask", "groups"), [
+    ((130, 200, 64, 64), 70, False, 2), ((128, 64, 64, 64), None, False, 1), ((129, 131, 40, 72), None, True, 1),
+    ((150, 66, 64, 64), -64, False, 1)])
+def test_warpgroups_in_turn_are_right(
+    sizes: tuple[int, int, int, int], causal: int | None, mask: bool, groups: int
+) -> None:
+    """Odd lengths, a causal limit, few tiles of keys, even one or none, and heads that share their keys."""
+    case = attention_case(str(sizes), (1, groups), sizes, causal=causal, mask=mask, groups=groups)
+    inputs, outputs = case.arrays()
+    cuda_emulator.run(scheduled(case, tiles(8, 64, turns=1)), HOPPER, inputs, outputs)
+    seen = slice(max(0, -(causal or 0)), None)  # a query that sees no key has no result
+    with np.errstate(invalid="ignore"):
+        wanted = case.reference(*(np.asarray(x, "float64") for x in inputs))[:, seen]
+    assert np.abs(np.asarray(outputs[0], "float64")[:, seen] - wanted).max() <= case.rtol * np.abs(wanted).max()
+
+
 def test_a_trace_that_marks_what_is_no_longer_the_attention_is_refused() -> None:
     """The kernel would be made from other blocks than the function has."""
     func = attention_case("even", (1, 2), (64, 64, 64, 64)).func()
@@ -201,7 +256,7 @@ def test_a_trace_that_marks_what_is_no_longer_the_attention_is_refused() -> None
     assert not refusal(func, trace_json(sch), HOPPER)
     instructions, decisions = json.loads(trace_json(sch))
     (mark,) = [step for step in instructions if step[0] == "Annotate"]
-    for wrong in ([2, 64, 2], [4, 80, 2], [4, 64, 1], [4, 64, 2, 2]):
+    for wrong in ([2, 64, 2], [4, 80, 2], [4, 64, 1], [4, 64, 2, 2], [4, 64, 2, 1, 1], [8, 64, 2, 1, 2]):
         mark[1][1] = wrong
         assert "a value as search spaces give it" in refusal(func, json.dumps([instructions, decisions]), HOPPER)
     other = attention_case("rows that no box takes", (1, 2), (64, 64, 50, 50)).func()

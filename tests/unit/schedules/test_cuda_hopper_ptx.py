@@ -463,3 +463,39 @@ def test_a_block_must_not_end_before_others_have_done_with_it() -> None:
     }}"""
     with pytest.raises(RuntimeError, match="must not be of a block that has ended"):
         run_source(in_own_memory(source), CLUSTER, {"y": np.zeros(1, "uint8")})
+
+
+TURNS = """
+  int group = threadIdx.x / 128, own = 1 + group, other = 2 - group;
+  if (group == 1) asm volatile("bar.arrive %0, 256;" :: "r"(other) : "memory");
+  for (int i = 0; i < 3; ++i) {
+    asm volatile("bar.sync %0, 256;" :: "r"(own) : "memory");
+    if (threadIdx.x % 128 == 0) order_ptr[2 * i + group] = place_ptr[0]++;
+    if (group == 0 || i < 2) asm volatile("bar.arrive %0, 256;" :: "r"(other) : "memory");
+  }
+"""
+
+
+def in_turn(change: tuple[str, str] = ("", "")) -> np.ndarray:
+    """The places in which two warpgroups, in turn, counted on."""
+    order, place = np.full(6, -1, "int32"), np.zeros(1, "int32")
+    head = HEAD.replace("128", "256")
+    source = f"{head}k(int* __restrict__ order_ptr, int* __restrict__ place_ptr) {{{TURNS.replace(*change)}}}"
+    run_source(source, [Launch((1, 1, 1), (256, 1, 1))], {"order": order, "place": place})
+    return order
+
+
+def test_warpgroups_take_turns_at_barriers_of_a_number() -> None:
+    assert in_turn().tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    (("if (group == 1) asm", "if (0) asm"), "wait at a barrier that the others never reach"),
+    (('asm volatile("bar.sync', 'if (0) asm volatile("bar.sync'), "a thread must arrive once in a barrier's phase"),
+    (("group == 0 || i < 2", "1"), "a barrier of a number must not be left by some of its threads"),
+    (('"r"(own)', '"r"(own + 15)'), "must have one from 1 to 15"), (("sync %0, 256", "sync %0, 100"), "whole warps"),
+    (("sync %0, 256", "sync %0, 224"), "all must say the same"),
+])
+def test_a_turn_too_few_or_too_many_is_an_error(change: tuple[str, str], reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        in_turn(change)

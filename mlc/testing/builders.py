@@ -1,0 +1,110 @@
+"""Workers that build and run candidates in virtual time: what a measurer of one machine makes of theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+from mlc.measure.measurer import MeasureResult
+from mlc.measure.pool import Busy, Job, Pool
+from mlc.measure.process import WorkerProcess
+from mlc.measure.protocol import Message
+from mlc.testing.remote import Clock
+
+__all__ = ["SimulatedPool", "simulated_workers"]
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker that never fails."""
+
+    pid: int
+    built: dict[int, Message] = field(default_factory=dict)  # by the number in the batch
+    ready: bool = True
+    alive: bool = True
+    runs: int = 0
+    ran: set[int] = field(default_factory=set)
+    prepared: set[Path] = field(default_factory=set)
+
+
+class SimulatedPool(Pool):
+    """A pool of ``size`` workers whose jobs take ``seconds`` each of the clock's time and of whose candidates ``run``
+    gives the results, both of the message that a candidate was built by. ``running`` are the seconds in which a
+    candidate ran, ``built`` how many were built, and ``overlapped`` says whether two ever ran at once."""
+
+    def __init__(
+        self, size: int, clock: Clock, seconds: Callable[[str, Message], float],
+        run: Callable[[Message], MeasureResult],
+    ) -> None:
+        self._clock, self._seconds, self._run = clock, seconds, run
+        self._slots = [cast(WorkerProcess, _Worker(slot)) for slot in range(size)]
+        self._open = True
+        self.built = 0
+        self.running = 0.0
+        self.overlapped = False
+
+    @property
+    def closed(self) -> bool:
+        return not self._open
+
+    def close(self) -> None:
+        self._open = False
+
+    def _begin(self, slot: int, job: Job, busy: Busy) -> None:
+        kind, worker = job.message["job"], cast(_Worker, self._slots[slot])
+        if kind == "build":
+            worker.built[job.message["id"]] = job.message
+            self.built += 1
+        if kind == "run":
+            self.overlapped |= any(other.message["job"] == "run" for other, _ in busy.values())
+        took = self._seconds(kind, self._candidate(worker, job.message))
+        self.running += took if kind == "run" else 0.0
+        busy[slot] = (job, self._clock.now + took)
+
+    def _wait(self, slots: Any, busy: Busy, most: float = math.inf) -> None:
+        if not busy:
+            return
+        slot = min(busy, key=lambda slot: busy[slot][1])
+        if busy[slot][1] > self._clock.now + most:
+            self._clock.now += most
+            return
+        job, ended = busy.pop(slot)
+        self._clock.now = max(self._clock.now, ended)
+        worker = self._slots[slot]
+        assert worker is not None
+        job.done(worker, self._answer(cast(_Worker, worker), job.message))
+
+    @staticmethod
+    def _candidate(worker: _Worker, message: Message) -> Message:
+        return worker.built.get(message.get("id", -1), message)
+
+    def _answer(self, worker: _Worker, message: Message) -> Message:
+        built = self._candidate(worker, message)
+        if message["job"] == "build":
+            return {"code_hash": self._run(built).code_hash, "build_seconds": self._seconds("build", built)}
+        if message["job"] == "run":
+            result = self._run(built)
+            if result.failure:
+                return {"failure": result.failure, "detail": result.detail}
+            return {"times": list(result.times), "run_seconds": self._seconds("run", built), "slowness": 1.0}
+        return {}
+
+
+@contextmanager
+def simulated_workers(
+    clock: Clock, seconds: Callable[[str, Message], float], run: Callable[[Message], MeasureResult],
+) -> Iterator[list[SimulatedPool]]:
+    """Measurers of this machine that are made meanwhile have such workers; the pools, in their order."""
+    pools: list[SimulatedPool] = []
+
+    def made(size: int, _threads: int, _folder: Path, _kind: str) -> SimulatedPool:
+        pools.append(SimulatedPool(size, clock, seconds, run))
+        return pools[-1]
+
+    with patch("mlc.measure.local.Pool", made), patch("mlc.measure.local.wait_until_quiescent", lambda pid: None):
+        yield pools
