@@ -82,8 +82,8 @@ demo: $(STAMP)
 lint: $(STAMP)
 	@mkdir -p build
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache > build/import-linter.txt 2>&1 || { cat build/import-linter.txt; exit 1; }
+	@$(BIN)/lint-imports --no-cache > build/import-linter.txt 2>&1 & imports=$$!; $(BIN)/mypy; types=$$?; \
+		wait $$imports || { cat build/import-linter.txt; exit 1; }; exit $$types
 
 test: lint
 	@$(PYTEST) $(BESIDE) -m "not slow and not alone"

@@ -7,7 +7,9 @@ mlc's own metadata are compared with what is installed before ``import tvm`` run
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
 from mlc.errors import InstallationError
@@ -28,6 +30,7 @@ class Pin:
         return self.found == self.wanted
 
 
+@cache  # every compile asks
 def installed(package: str) -> str | None:
     """The installed version of a distribution, or None."""
     try:
@@ -39,11 +42,16 @@ def installed(package: str) -> str | None:
 def pins() -> tuple[Pin, ...]:
     """Every requirement of mlc that is pinned to one version (extras left out)."""
     try:
-        requirements = metadata.requires("mlc") or []
+        requirements = _requirements()
     except metadata.PackageNotFoundError:
         raise InstallationError("mlc must be installed, not only importable; run `pip install -e .`") from None
     exact = (re.fullmatch(r"([\w.-]+)\s*==\s*([\w.+]+)", line) for line in requirements)
     return tuple(Pin(m[1], m[2], installed(m[1])) for m in exact if m)
+
+
+@cache
+def _requirements() -> Sequence[str]:
+    return metadata.requires("mlc") or []
 
 
 def check_pins() -> None:

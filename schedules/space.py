@@ -11,10 +11,12 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import _type_checker
 
 from schedules.analysis import walk
 from schedules.errors import InvalidDecision
@@ -27,6 +29,9 @@ __all__ = [
     "Decisions", "Footprint", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
     "schedule_with", "unshared",
 ]
+
+# TVM takes the annotations of a schedule's method apart whenever it is called, which takes longer than many of them do
+_type_checker._dispatcher = cache(_type_checker._dispatcher)
 
 Decisions = Mapping[str, int]
 

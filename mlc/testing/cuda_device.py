@@ -48,12 +48,12 @@ def install(folder: Path) -> None:
         _compile(_SOURCE, folder / name, *flags, f"-Wl,-soname,{name}")
         _loaded.append(ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL))
     from mlc.codegen import cuda
-    from mlc.testing.cuda_emulator import same_object
+    from mlc.testing.cuda_emulator import included, same_object
 
     def compile_source(source: str, archs: Sequence[str]) -> bytes:
         path = folder / f"kernels{next(_numbers)}.so"
         path.with_suffix(".cc").write_text(_library(source), encoding="utf-8")
-        _compile(path.with_suffix(".cc"), path, same_object())
+        _compile(path.with_suffix(".cc"), path, *included(), same_object())
         return f"{path}\0".encode()
 
     cuda._compiler = lambda: compile_source
@@ -93,7 +93,7 @@ def _library(source: str) -> str:
     from mlc.testing.cuda_asm import emulated
 
     weak = "atomicInc" in source
-    lines = [f'#include "{cuda_emulator._HEADER}"', emulated(cuda_emulator._in_cpp(source)),
+    lines = [f'#include "{cuda_emulator.HEADER}"', emulated(cuda_emulator._in_cpp(source)),
              'extern "C" char* device_block(const void*, size_t*);']
     for kernel in cuda_emulator._KERNEL.finditer(source):
         types = [re.sub(r"\b__restrict__\b", "", parameter).rsplit(None, 1)[0]

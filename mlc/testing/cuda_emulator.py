@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     import tvm
     from tvm import tirx
 
-__all__ = ["Cost", "Launch", "TensorMap", "cuda_source", "launches", "run", "run_source", "same_object"]
+__all__ = [
+    "HEADER", "Cost", "Launch", "TensorMap", "cuda_source", "included", "launches", "run", "run_source", "same_object",
+]
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
+#: what a program includes, by the options of :func:`included`
+HEADER = "emulator.h"
 #: what is the same in every program, by its files, and how all of it is compiled
 _SAME = ("cuda_emulator.cc", "cuda_global.cc", "cuda_ptx.cc", "cuda_hopper.cc")
-_COMPILE = ("g++", "-O1", "-w", "-std=c++17")
+_COMPILE = ("g++", "-O1", "-w", "-std=c++17", "-fPIC")
 _KERNEL = re.compile(r'^extern "C" __global__ void .*?(\w+)\(([^)]*)\) \{', re.MULTILINE)
 #: the blocks of a kernel's clusters
 _CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
@@ -134,7 +138,7 @@ def _compiled(text: str) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
     source = Path(folder.name, "kernels.cc")
     source.write_text(text)
-    _call(*_COMPILE, "-o", f"{folder.name}/kernels", str(source), same_object())
+    _call(*_COMPILE, *included(), "-o", f"{folder.name}/kernels", str(source), same_object())
     return folder
 
 
@@ -149,7 +153,22 @@ def _same() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
     source = Path(folder.name, "same.cc")
     source.write_text("".join(f'#include "{_HEADER.with_name(name)}"\n' for name in _SAME))
-    _call(*_COMPILE, "-fPIC", "-fvisibility=hidden", "-c", "-o", f"{folder.name}/same.o", str(source))
+    _call(*_COMPILE, "-fvisibility=hidden", "-c", "-o", f"{folder.name}/same.o", str(source))
+    return folder
+
+
+def included() -> tuple[str, str]:
+    """The option of g++ for :data:`HEADER`, which is compiled once for this process, and C++'s own headers with it: to
+    read them takes longer than most kernels. They are read again by a command of other options than ``_COMPILE``."""
+    return "-I", _header().name
+
+
+@cache
+def _header() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
+    text = Path(folder.name, HEADER)
+    text.write_text(f'#include "{_HEADER}"\n')
+    _call(*_COMPILE, "-x", "c++-header", "-o", f"{text}.gch", str(text))
     return folder
 
 
@@ -244,7 +263,7 @@ def _program(
     if len(kernels) != len(launches):
         raise RuntimeError(f"one kernel for each nest is needed, got {len(kernels)} for {len(launches)} nests")
     code = emulated(_in_cpp(source))
-    lines = [f'#include "{_HEADER}"', code, "int main(int, char** argv) {",
+    lines = [f'#include "{HEADER}"', code, "int main(int, char** argv) {",
              "  if (chdir(argv[1])) return 1;"]
     for key, size in sizes.items():
         lines.append(f'  char* {key}_ptr = (char*)aligned_alloc(64, {-(-size // 64) * 64});')

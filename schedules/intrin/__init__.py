@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -74,7 +75,12 @@ class Intrinsic:
 def _has(target: tvm.target.Target, features: tuple[str, ...]) -> bool:
     if str(target.kind.name) == "cuda":
         return all(_offers(arch, name) for arch in str(target.attrs["arch"]).split(",") for name in features)
-    with target:
+    return _cpu_has(str(target), features)
+
+
+@lru_cache(maxsize=1024)
+def _cpu_has(target_json: str, features: tuple[str, ...]) -> bool:
+    with tvm.target.Target(target_json) as target:
         return all(tvm.target.codegen.llvm_cpu_has_features(feature, target) for feature in features)
 
 
