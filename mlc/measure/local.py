@@ -107,6 +107,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         self._references: dict[str, _Reference] = {}
         self._known: dict[tuple[str, str], MeasureResult] = {}
         self._usual: dict[str, float] = {}  # seconds of the baselines that were timed here
+        self._missed: set[str] = set()  # baselines that could not be built, or cost the worker that tried
         self._batches = 0
         self._ran: WorkerProcess | None = None  # the last candidate's
 
@@ -190,7 +191,9 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         jobs = []
         for candidate in batch.open():
             worker, name = candidate.worker, _baseline(candidate)
-            if batch.fresh or not name or worker is None or not self._pool.living(worker) or name in worker.baselines:
+            if batch.fresh or not name or name in self._missed or worker is None or name in worker.baselines:
+                continue
+            if not self._pool.living(worker):
                 continue
             forget = list(worker.baselines)[: max(0, len(worker.baselines) + 1 - _HELD)]
             for gone in forget:
@@ -286,6 +289,8 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
 
         def done(worker: WorkerProcess, answer: Message) -> None:
             worker.baselines[name] = "failure" not in answer
+            if "failure" in answer:
+                self._missed.add(name)
 
         message = {"job": "hold", "name": name, "forget": forget, "func": request.func, "target": request.target,
                    "trace": request.baseline, "scheduled": ""}

@@ -103,6 +103,23 @@ def test_times_are_relative_to_the_baselines(measurer: LocalMeasurer) -> None:
     assert all(20 * seconds < statistics.median(r.times) < 500 * seconds for r in scaled), (seconds, scaled)
 
 
+def test_a_baseline_that_ends_its_worker_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = tasks.gemm(96, 64, 72)
+    first, second = tasks.traces(func, 2)
+    hold = LocalMeasurer._hold_job
+    held: list[str] = []
+
+    def deadly(self, batch, candidate, name, forget, slot):
+        job = hold(self, batch, candidate, name, forget, slot)
+        held.append(name)
+        return replace(job, limit=0.0)  # is overdue at once
+
+    monkeypatch.setattr(LocalMeasurer, "_hold_job", deadly)
+    with LocalMeasurer(OPTIONS, workers=1) as made:
+        results = made.measure([replace(tasks.request(func, t), baseline=first) for t in (first, second)])
+    assert [r.failure for r in results] == ["", ""] and len(held) == 1
+
+
 def test_who_has_no_baseline_is_timed_without_one() -> None:
     func = tasks.gemm(96, 64, 80)
     wanted = [replace(tasks.request(func, trace), baseline="[]", baseline_seconds=0.2)
