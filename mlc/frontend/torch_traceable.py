@@ -24,9 +24,7 @@ _CLOSE = 1e-3
 def traceable(module: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
     """While this lasts, such modules inside of ``module`` compute what can be traced, if ``module`` then returns what
     it did before for ``inputs``."""
-    found = [(each, stand_in) for each in module.modules()
-             if (stand_in := _STAND_INS.get(f"{type(each).__module__}.{type(each).__qualname__}"))
-             and "forward" not in vars(each)]
+    found = [(each, stand_in) for each in module.modules() if (stand_in := _stand_in(each))]
     with contextlib.ExitStack() as undone:
         if found:
             with torch.no_grad():
@@ -40,6 +38,24 @@ def traceable(module: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
                 if not _same(module(*inputs), wanted):
                     undone.close()
         yield
+
+
+def _stand_in(module: torch.nn.Module) -> Callable[..., torch.Tensor] | None:
+    """What computes the same as the module, if that computes what its class does."""
+    found = _STAND_INS.get(f"{type(module).__module__}.{type(module).__qualname__}")
+    plain = not _changed(module) and (found not in _BY_WEIGHTS or all(map(_plain, module.modules())))
+    return found if plain else None
+
+
+def _changed(module: torch.nn.Module) -> bool:
+    return "forward" in vars(module)
+
+
+def _plain(module: torch.nn.Module) -> bool:
+    """Whether a layer of experts is told by its weights: no adapter and no integers stand for it, and nothing is done
+    to what it takes and returns. What an adapter adds may be too little to be seen in results."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return not hooks and not _changed(module) and type(module).__module__.startswith(_OF_EXPERTS)
 
 
 def _converted(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -113,6 +129,9 @@ def _nllb(self: Any, hidden_states: torch.Tensor, router_mask: torch.Tensor, rou
     return (made[0] + made[1]) * kept
 
 
+#: those that read the weights of layers instead of calling them, and where the classes of such layers are
+_BY_WEIGHTS = (_dbrx, _switch)
+_OF_EXPERTS = ("torch.nn.modules.", "transformers.activations", "transformers.models.")
 _ROUTERS = frozenset({"SwitchTransformersTop1Router", "NllbMoeTop2Router"})
 _STAND_INS: dict[str, Callable[..., torch.Tensor]] = {
     "transformers.models.dbrx.modeling_dbrx.DbrxExperts": _dbrx,

@@ -27,12 +27,14 @@ RANK = 5
 
 def instances(rules: Iterable[Rule], rank: int = RANK) -> tuple[Rule, ...]:
     """The rules with those for many ranks at each choice of ranks, up to ``rank`` for every tensor; all certified."""
-    return tuple(one for rule in rules for one in (_instances(rule, rank) if rule.blocks else (rule,)))
+    return tuple(one for rule in rules
+                 for one in (_instances(rule, rank, id(rule.certificate)) if rule.blocks else (rule,)))
 
 
 @lru_cache(maxsize=4096)
-def _instances(rule: Rule, rank: int) -> tuple[Rule, ...]:
-    """None, with a warning, for blocks that an operator does not take."""
+def _instances(rule: Rule, rank: int, _certificate: int) -> tuple[Rule, ...]:
+    """None, with a warning, for blocks that an operator does not take. ``_certificate`` is the identity of the rule's
+    own: rules that say the same are equal whatever theirs are."""
     stated = dump_rule(rule)
     try:
         found = ranked(rule)

@@ -61,7 +61,7 @@ def _checked(rule: Rule, digest: str) -> bool:
 def _checker() -> str:
     """The hash of what a verdict rests on: the checker, the reader of rules, the specifications."""
     room = Path(__file__).parent
-    files = [*sorted((room / "check").glob("*.py")), *(room / f"{n}.py" for n in ("codec", "graph", "rule")),
+    files = [*sorted((room / "check").glob("*.py")), *(room / f"{n}.py" for n in ("codec", "graph", "rule", "trust")),
              *sorted((room.parent / "operators").glob("*.py"))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 

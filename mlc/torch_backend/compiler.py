@@ -24,7 +24,7 @@ from mlc.artifact.inputs import Fit
 from mlc.errors import MlcError, ModelError, UsageError
 from mlc.shapes import Free
 from mlc.text import one_line
-from mlc.torch_backend.free import Symbols, is_symbol, numbers, ranges_of, sized, symbols_of
+from mlc.torch_backend.free import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
 from mlc.torch_backend.tracing import trace_recurrent_layers
 
@@ -250,6 +250,9 @@ class _Specialised:
         frozen = {i for i, _, _ in self._weights}
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
         self._numbers = numbers(symbols or {}, self._inputs)
+        wrong = computed(graph, self._numbers)
+        if wrong is not None:
+            raise ModelError(f"free numbers must only be added and multiplied, but the graph computes {wrong} of one")
         self._graph = graph
         # the arguments that are no tensors and must be these
         self._others = None if not symbols else [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from mlc.errors import ModelError
 from mlc.frontend.pytorch import input_shapes, is_symbolic
 from mlc.shapes import DEFAULT_RANGE, Free, Linear, Range
 
-__all__ = ["Symbols", "is_symbol", "numbers", "places", "ranges_of", "sized", "symbols_of"]
+__all__ = ["Symbols", "computed", "is_symbol", "numbers", "places", "ranges_of", "sized", "symbols_of"]
 
 #: for the arguments of a graph with sizes that Dynamo left free: a tensor's shape, or the size that is an argument
 Symbols = Mapping[int, Any]
@@ -41,6 +42,23 @@ def numbers(symbols: Symbols, inputs: Sequence[int]) -> list[int]:
     """The arguments that are free numbers and no sizes of the ``inputs``: how far a text has come, say."""
     sizes = places(symbols, inputs)
     return [i for i, value in symbols.items() if is_symbol(value) and i not in sizes]
+
+
+def computed(graph: torch.fx.GraphModule, free: Sequence[int]) -> Any:
+    """The first operator by which the graph computes a number of the arguments ``free`` that ONNX's operators do not
+    compute as Python does: these divide towards 0, and in float32. None where there is no such operator."""
+    known = {node for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if i in free}
+    for node in graph.graph.nodes:
+        number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+        if number and not known.isdisjoint(node.all_input_nodes):
+            if node.target not in _EXACT:
+                return node.target
+            known.add(node)
+    return None
+
+
+#: of numbers as of tensors
+_EXACT = (operator.add, operator.sub, operator.mul, operator.neg)
 
 
 def _free_range(size: Any, now: int) -> Range:

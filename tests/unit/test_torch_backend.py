@@ -196,6 +196,16 @@ def test_numbers_that_turn_out_to_be_free_are_inputs(numbers: Any, compiled: lis
     assert len(compiled) == 2
 
 
+def test_numbers_that_are_divided_are_rounded_as_in_python(compiled: list[mlc.Executable]) -> None:
+    def function(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x + n // 3
+
+    fast, x = torch.compile(function, backend="mlc"), torch.randn(3, 4)
+    for n in (4, 2, -7):
+        _check(fast(x, n), function(x, n))
+    assert len(compiled) == 3
+
+
 def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
     monkeypatch.setattr(compiler, "_MOST_SIZES", 2)
     monkeypatch.setattr(compiler, "symbols_of", lambda _graph: {})  # as for a graph that needs numbers

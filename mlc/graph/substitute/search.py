@@ -93,8 +93,8 @@ def search(
     """The graphs that ``patterns`` make of a simplified module's main and that extraction finds cheap.
 
     What is found is the same on every machine, unless the ``seconds`` run out. Where it is more than the model's own
-    graph, the certificates of the rules that were applied are valid: where some are not, all is done again without
-    those.
+    graph, the certificates of the rules that were applied are valid: where some are not, all certificates are checked,
+    and all is done once more without the rules whose are not.
     """
     reading = reading or read(mod["main"])
     while True:
@@ -105,9 +105,9 @@ def search(
             if not wrong:
                 raise
         else:
-            wrong = _wrong(applied)
-            if not wrong:
+            if not _wrong(applied):
                 return found
+            wrong = _wrong(pattern.proved for pattern in patterns)  # else each search could meet one more
         patterns = [pattern for pattern in patterns if id(pattern.proved) not in wrong]
 
 

@@ -52,11 +52,12 @@ def expanded(rule: Rule, axes: Mapping[str, Sequence[str]]) -> Rule:
 def ranked(rule: Rule) -> Ranked:
     """The rule, or one that says the same under another name; made once for all its ranks."""
     content = content_hash(rule)
-    if content not in _known:
+    found = _known.get(content)
+    if found is None:
         if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[content] = Ranked(rule)
-    return _known[content]
+            _known.clear()  # which another thread may do at any time
+        found = _known[content] = Ranked(rule)
+    return found
 
 
 class Ranked:

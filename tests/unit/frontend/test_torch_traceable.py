@@ -74,3 +74,26 @@ def test_what_computes_something_else_stands_in_for_nothing(monkeypatch: pytest.
     with pytest.raises(ModelError, match=r"torch\.export must be able to trace") as error:
         mlc.compile(Logits("dbrx").eval(), example_inputs=(_tokens(1),), log=False)
     assert "\n" not in str(error.value)
+
+
+class Adapted(nn.Linear):
+    """A layer with an adapter that has learnt little."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("change", ["none", "adapter", "hook"])
+def test_experts_that_their_weights_do_not_tell_are_left_alone(change: str) -> None:
+    from transformers import AutoConfig
+    from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("switch_transformers", **_TOKENS, **CONFIGURATIONS["switch_transformers"])
+    module = SwitchTransformersSparseMLP(config).eval()
+    if change == "adapter":
+        module.experts["expert_1"].wi = Adapted(32, 40, bias=False)
+    elif change == "hook":
+        module.experts["expert_1"].register_forward_hook(lambda _module, _inputs, result: result * (1 + 1e-5))
+    with torch_traceable.traceable(module, (torch.randn(2, 7, 32),)):
+        assert ("forward" in vars(module.experts)) == (change == "none")

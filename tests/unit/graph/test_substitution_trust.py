@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.pipeline import optimise
+from mlc.graph.substitute import search as search_room
 from mlc.graph.substitute.check import same_where_changed
 from mlc.graph.substitute.choose import Decision, Substitutions
 from mlc.graph.substitute.match import Pattern
@@ -28,6 +31,7 @@ from mlc.substitution.egraph import EGraph
 from mlc.substitution.prove import certified
 from mlc.substitution.ranks import instances
 from mlc.substitution.rewrite import Rewrite
+from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import FORMAT, read_rules, shipped_rules
 from mlc.substitution.terms import Term, TermBuilder, TermGraph
 
@@ -227,6 +231,30 @@ def test_rule_for_many_ranks_is_checked_once(monkeypatch: pytest.MonkeyPatch) ->
     other = {**one.certificate["general"], "certificate": {**(general.certificate or {}), "outputs": []}}
     with pytest.warns(UserWarning, match="differ in their number of outputs"):
         assert not trust.trusted(replace(one, certificate={**one.certificate, "general": other}))
+
+
+def test_a_search_is_made_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rules are wrong, each of which might be met only where the others are left out."""
+    right, met = rule("twice", *TWICE), list[int]()
+    wrong = [replace(rule(f"wrong{n}", "x[n,m]", "relu(relu(x))", "neg(x)", proved=False), certificate=right.certificate)
+             for n in range(3)]
+
+    def searched(_mod: object, patterns: Sequence[Pattern], *_: object) -> tuple[Any, list[Rule]]:
+        met.append(len(patterns))
+        return None, [patterns[0].proved]
+
+    monkeypatch.setattr(search_room, "_searched", searched)
+    found: Any = None
+    with pytest.warns(UserWarning, match="hash differs"):
+        search_room.search(found, [Pattern(each) for each in (*wrong, right)], CPU.tvm, reading=cast(Any, object()))
+    assert met == [4, 1]
+
+
+def test_verdicts_are_remembered_of_what_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, whole = set[str](), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (seen.add(self.name), whole(self))[1])
+    trust._checker.__wrapped__()
+    assert {"certificate.py", "ranks.py", "codec.py", "trust.py", "laws.py"} <= seen
 
 
 def test_graph_that_is_wrong_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

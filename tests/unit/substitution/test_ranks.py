@@ -11,7 +11,7 @@ import pytest
 
 from mlc.operators.evaluate import evaluate
 from mlc.operators.index import Condition, Poly
-from mlc.substitution.check import CertificateError, check, check_rule
+from mlc.substitution.check import CertificateError, check, check_rule, ranks
 from mlc.substitution.check.ranks import check_blocks, expanded
 from mlc.substitution.codec import RuleError, dump_rule, graph_text, load_rule, rule_text
 from mlc.substitution.graph import Graph
@@ -242,6 +242,25 @@ def test_a_rule_that_is_not_the_general_one_is_refused(forged):
         with pytest.raises(Exception, match="rule"):
             check(changed(change))
             pytest.fail(f"change {number} was accepted")
+
+
+def test_instances_have_the_certificate_of_their_own_rule():
+    """Not that of an equal rule, of a user's file say, which was there before."""
+    right = GENERAL[0]
+    wrong = replace(right, certificate={**right.certificate, "outputs": []})
+    for each in (wrong, right):
+        assert {one.certificate["general"]["certificate"] == each.certificate for one in instances([each])} == {True}
+
+
+def test_what_is_remembered_of_rules_may_go_at_any_time(monkeypatch, forged):
+    class Forgetful(dict):
+        """As when another thread has cleared it."""
+
+        def __setitem__(self, key, value):
+            pass
+
+    monkeypatch.setattr(ranks, "_known", Forgetful())
+    check(forged)
 
 
 def test_other_judges_agree_at_low_and_high_ranks():
