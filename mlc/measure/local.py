@@ -107,7 +107,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         self._references: dict[str, _Reference] = {}
         self._known: dict[tuple[str, str], MeasureResult] = {}
         self._usual: dict[str, float] = {}  # seconds of the baselines that were timed here
-        self._missed: set[str] = set()  # baselines that could not be built, or cost the worker that tried
+        self._deadly: set[str] = set()  # baselines that a worker has died of
         self._batches = 0
         self._ran: WorkerProcess | None = None  # the last candidate's
 
@@ -191,9 +191,9 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         jobs = []
         for candidate in batch.open():
             worker, name = candidate.worker, _baseline(candidate)
-            if batch.fresh or not name or name in self._missed or worker is None or name in worker.baselines:
+            if batch.fresh or not name or worker is None or not self._pool.living(worker):
                 continue
-            if not self._pool.living(worker):
+            if name in worker.baselines or name in self._deadly:
                 continue
             forget = list(worker.baselines)[: max(0, len(worker.baselines) + 1 - _HELD)]
             for gone in forget:
@@ -284,13 +284,14 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         return Job(message, batch.options.timeout, done)
 
     def _hold_job(self, batch: Batch, candidate: Candidate, name: str, forget: list[str], slot: int) -> Job:
-        """A baseline that cannot be built is missed, nothing else: as a candidate it fails by itself."""
+        """A baseline that cannot be built is missed, nothing else: as a candidate it fails by itself. One that
+        takes its worker along, and what that has built, is built no more: it would again, without end."""
         request = candidate.request
 
         def done(worker: WorkerProcess, answer: Message) -> None:
             worker.baselines[name] = "failure" not in answer
-            if "failure" in answer:
-                self._missed.add(name)
+            if answer.get("failure") in ("crash", "timeout"):
+                self._deadly.add(name)
 
         message = {"job": "hold", "name": name, "forget": forget, "func": request.func, "target": request.target,
                    "trace": request.baseline, "scheduled": ""}
@@ -333,7 +334,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         return {
             "id": candidate.index, "func": request.func, "target": request.target,
             "reference": str(candidate.reference.path), "rtol": options.rtol,
-            "repeats": options.most_repeats if first else options.repeats,
+            "repeats": options.repeats, "exact": first,
             "baseline": name if held else "", "baseline_seconds": usual,
             "warmup_runs": options.warmup_runs, "min_repeat_seconds": options.min_repeat_seconds,
             "most_repeats": options.most_repeats, "best": 0.0 if batch.fresh else request.best,

@@ -43,7 +43,8 @@ class StreamingMeasurer(LocalMeasurer):
     """A :class:`LocalMeasurer` that also takes candidates one by one.
 
     A worker that has built a candidate keeps it until its turn to run has come, in the order of their coming, and
-    builds no other before. Neither :meth:`measure` nor :meth:`compare` may be called while some are open.
+    builds no other before. Nothing is computed beside a run, not even a reference. Neither :meth:`measure` nor
+    :meth:`compare` may be called while this is :attr:`open`.
     """
 
     def __init__(self, options: MeasureOptions, workers: int = 2, kind: str = "compiling") -> None:
@@ -54,9 +55,10 @@ class StreamingMeasurer(LocalMeasurer):
         self._referring: set[Path] = set()  # references that are being computed
 
     @property
-    def open(self) -> int:
-        """Candidates without a result."""
-        return len(self._coming)
+    def open(self) -> bool:
+        """Whether a worker has, or is to have, something to do: also the reference that a task's candidates have left
+        behind which could not be built. Another job for that worker would be taken to have this one's answer."""
+        return bool(self._coming or self._at_work)
 
     def begin(self, request: MeasureRequest, done: Callable[[MeasureResult], None]) -> None:
         """Take a candidate; :meth:`advance` goes on with it, and tells ``done`` of its result."""
@@ -100,17 +102,23 @@ class StreamingMeasurer(LocalMeasurer):
             return None
         if worker is not None and reference.path not in worker.prepared:
             return self._then(self._prepare_job(each.batch, candidate), lambda: self._after(each, _State.BUILT))
-        ready = (other for other in self._coming if other.open and self._is_ready(other))
-        if any(other.open and other.state is _State.RUNNING for other in self._coming) or next(ready) is not each:
+        waiting = (other for other in self._coming if other.open and self._awaits_turn(other))
+        if self._running or self._referring or next(waiting) is not each:
             return None
         each.state = _State.RUNNING
         return self._then(self._run_job(each.batch, candidate), lambda: self._after(each, _State.WAITING))
 
-    def _is_ready(self, each: _Coming) -> bool:
-        """Whether a candidate waits for nothing but its turn to run."""
+    @property
+    def _running(self) -> bool:
+        """Whether a candidate is timed."""
+        return any(each.open and each.state is _State.RUNNING for each in self._coming)
+
+    def _awaits_turn(self, each: _Coming) -> bool:
+        """Whether a candidate waits for nothing but that the device is free: to run, or to compute its reference."""
         worker, reference = each.candidate.worker, each.candidate.reference
-        built = each.state is _State.BUILT and worker is not None and self._pool.living(worker)
-        return built and worker is not None and reference.ready and reference.path in worker.prepared
+        if each.state is not _State.BUILT or worker is None or not self._pool.living(worker):
+            return False
+        return not reference.ready or reference.path in worker.prepared
 
     def _build(self, each: _Coming) -> Work:
         each.state, each.candidate.worker = _State.BUILDING, None
@@ -122,9 +130,10 @@ class StreamingMeasurer(LocalMeasurer):
         each.state = state if self._pool.living(each.candidate.worker) else _State.WAITING
 
     def _refer(self, each: _Coming) -> Work | None:
-        """The computation of a candidate's reference, unless that is known, or under way."""
+        """The computation of a candidate's reference, unless that is known, or under way, or a candidate is timed: the
+        device computes large ones."""
         reference = each.candidate.reference
-        if reference.ready or reference.problem or reference.path in self._referring:
+        if reference.ready or reference.problem or reference.path in self._referring or self._running:
             return None
         self._referring.add(reference.path)
         return self._then(self._reference_job(each.candidate.request, reference),
@@ -174,16 +183,23 @@ class StreamingExecutor:
         self._done.append(Answer(number, (result,)))
 
     def poll(self, timeout: float) -> list[Answer]:
-        if timeout > 0 and not self._done:
-            if self._measurer.open:
-                self._measurer.advance(timeout)
-            elif self._whole:
-                job = self._whole.popleft()
-                results = (self._measurer.compare(job.requests, job.rounds) if job.rounds
-                           else self._measurer.measure(job.requests))
-                self._done.append(Answer(job.id, tuple(results)))
+        try:
+            if timeout > 0 and not self._done:
+                self._go_on(timeout)
+        except BaseException:
+            self._whole.clear()  # nobody waits for them any more
+            raise
         done, self._done = self._done, []
         return done
+
+    def _go_on(self, timeout: float) -> None:
+        if self._measurer.open:
+            self._measurer.advance(timeout)
+        elif self._whole:
+            job = self._whole.popleft()
+            results = (self._measurer.compare(job.requests, job.rounds) if job.rounds
+                       else self._measurer.measure(job.requests))
+            self._done.append(Answer(job.id, tuple(results)))
 
     def close(self) -> None:
         self._whole.clear()

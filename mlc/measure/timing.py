@@ -25,6 +25,8 @@ _FIRST_CALL = 2.0
 _FIRST_REPEAT = 1.15
 #: this many times as slow after a repeat as before it, or the reverse, the machine has changed
 _STEADY = 1.1
+#: seconds of repeats after which there are ``repeats`` at most: the limit of whoever takes so long is near
+_LONG = 2.0
 #: standard errors between two times that are told apart
 _SIGNIFICANT = 2.0
 #: a relative standard error that is small enough for anything
@@ -35,6 +37,8 @@ _EXACT = 0.003
 class Plan:
     """``best`` is the time of the task's best so far in seconds, 0 while there is none.
 
+    ``exact`` asks for as many repeats as there may be, which others have only where noise decides.
+
     ``cutoff`` in seconds: a first call that is slower is the only one; 0 switches that off.
     """
 
@@ -44,6 +48,7 @@ class Plan:
     warmup_runs: int
     cutoff: float = 0.0
     best: float = 0.0
+    exact: bool = False
 
 
 class Pace:
@@ -81,15 +86,18 @@ def time_candidate(
     count, seconds = _calls(timer, first, plan)
     times: list[float] = []
     doubtful: list[float] = []
+    spent = 0.0
     while True:
         after = pace()
         steady = max(before, after) <= _STEADY * min(before, after)
         (times if steady else doubtful).append(2 * seconds / (before + after))
+        spent += count * seconds
+        most = plan.most_repeats if spent < _LONG else plan.repeats
         if len(times) == 1 and plan.best and times[0] > _FIRST_REPEAT * plan.best:
             return times
-        if len(times) + len(doubtful) >= plan.most_repeats:
+        if len(times) + len(doubtful) >= most:
             return times or doubtful
-        if len(times) >= plan.repeats and not _undecided(times, plan.best):
+        if len(times) >= plan.repeats and not plan.exact and not _undecided(times, plan.best):
             return times
         before, seconds = after, timer(count)
 

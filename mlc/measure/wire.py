@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 #: raised when what a session asks of a board, or what that answers, changes
-BOARD_PROTOCOL = 1
+BOARD_PROTOCOL = 2
 
 
 @dataclass(frozen=True)

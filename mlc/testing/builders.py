@@ -18,6 +18,9 @@ from mlc.testing.remote import Clock
 
 __all__ = ["SimulatedPool", "simulated_workers"]
 
+#: jobs of which none may be done while one of them runs a candidate
+_ALONE = {"run", "reference"}
+
 
 @dataclass(eq=False)
 class _Worker:
@@ -30,12 +33,14 @@ class _Worker:
     runs: int = 0
     ran: set[int] = field(default_factory=set)
     prepared: set[Path] = field(default_factory=set)
+    baselines: dict[str, bool] = field(default_factory=dict)
 
 
 class SimulatedPool(Pool):
     """A pool of ``size`` workers whose jobs take ``seconds`` each of the clock's time and of whose candidates ``run``
     gives the results, both of the message that a candidate was built by. ``running`` are the seconds in which a
-    candidate ran, ``built`` how many were built, and ``overlapped`` says whether two ever ran at once."""
+    candidate ran, ``built`` how many were built, and ``overlapped`` says whether another ever ran meanwhile, or a
+    reference was computed. A worker has one job at a time."""
 
     def __init__(
         self, size: int, clock: Clock, seconds: Callable[[str, Message], float],
@@ -47,6 +52,7 @@ class SimulatedPool(Pool):
         self.built = 0
         self.running = 0.0
         self.overlapped = False
+        self._at_work: set[int] = set()
 
     @property
     def closed(self) -> bool:
@@ -57,13 +63,15 @@ class SimulatedPool(Pool):
 
     def _begin(self, slot: int, job: Job, busy: Busy) -> None:
         kind, worker = job.message["job"], cast(_Worker, self._slots[slot])
+        assert slot not in self._at_work, "it would take the answer for that of another job"
         if kind == "build":
             worker.built[job.message["id"]] = job.message
             self.built += 1
-        if kind == "run":
-            self.overlapped |= any(other.message["job"] == "run" for other, _ in busy.values())
+        others = [other.message["job"] for other, _ in busy.values()]
+        self.overlapped |= (kind == "run" and "reference" in others) or (kind in _ALONE and "run" in others)
         took = self._seconds(kind, self._candidate(worker, job.message))
         self.running += took if kind == "run" else 0.0
+        self._at_work.add(slot)
         busy[slot] = (job, self._clock.now + took)
 
     def _wait(self, slots: Any, busy: Busy, most: float = math.inf) -> None:
@@ -74,6 +82,7 @@ class SimulatedPool(Pool):
             self._clock.now += most
             return
         job, ended = busy.pop(slot)
+        self._at_work.discard(slot)
         self._clock.now = max(self._clock.now, ended)
         worker = self._slots[slot]
         assert worker is not None
@@ -86,12 +95,17 @@ class SimulatedPool(Pool):
     def _answer(self, worker: _Worker, message: Message) -> Message:
         built = self._candidate(worker, message)
         if message["job"] == "build":
-            return {"code_hash": self._run(built).code_hash, "build_seconds": self._seconds("build", built)}
+            result = self._run(built)
+            if result.failure == "build":
+                return {"failure": "build", "detail": result.detail}
+            return {"code_hash": result.code_hash, "build_seconds": self._seconds("build", built)}
         if message["job"] == "run":
             result = self._run(built)
             if result.failure:
                 return {"failure": result.failure, "detail": result.detail}
             return {"times": list(result.times), "run_seconds": self._seconds("run", built), "slowness": 1.0}
+        if message["job"] == "interleave":
+            return {"times": [[1e-3] * message["rounds"] for _ in message["runs"]]}
         return {}
 
 

@@ -81,7 +81,8 @@ def first_layer(
     """A convolution of lines of pixels of 4 channels, of images ``(n, channels, height, width)`` with padding all
     around, a bias, and ReLU."""
     from mlc.graph.estimate import Convolution
-    from mlc.graph.kernels.few_channels import conv2d_lines, lines_of
+    from mlc.graph.kernels.few_channels import conv2d_lines
+    from mlc.graph.layout.channels_last import lines_of
 
     n, channels, height, width = size
     lines = lines_of(Convolution(n, channels, filters, (height, width), (window,) * 2, (stride,) * 2,
@@ -106,7 +107,8 @@ def first_layer(
 def _pixels() -> Case:
     """Three channels of images with their channels last as such lines."""
     from mlc.graph.estimate import Convolution
-    from mlc.graph.kernels.few_channels import lines_of, pixel_lines
+    from mlc.graph.kernels.few_channels import pixel_lines
+    from mlc.graph.layout.channels_last import lines_of
 
     lines = lines_of(Convolution(2, 3, 8, (9, 13), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1, 1, 8))
     assert lines is not None

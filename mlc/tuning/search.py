@@ -14,6 +14,7 @@ from cost_model.model import CostModel, Sample, sample
 from cost_model.roofline import Roofline, analyse
 from mlc.graph.task import Task
 from mlc.log.record import Record, Verdict
+from mlc.measure.machine import machine_id
 from mlc.measure.measurer import MeasureRequest, MeasureResult
 from mlc.tuning import strategy as strategies
 from mlc.tuning.allocation import TaskState
@@ -71,8 +72,10 @@ class Search:
         return self.strategy.ask(n)
 
     def request(self, trace: str, paired: bool = False) -> MeasureRequest:
-        """What a measurer needs to build and run a trace of this task, ``paired`` with its default's."""
-        best, default, usual = self.state.best, self.space.default, self.state.default
+        """What a measurer needs to build and run a trace of this task, ``paired`` with its default's, whose time on
+        another machine says nothing of this one's pace."""
+        best, default = self.state.best, self.space.default
+        usual = self.state.default if self.default is not None and self.default.machine == machine_id() else math.inf
         return replace(
             self._request, trace=trace, best=best if math.isfinite(best) else 0.0,
             baseline=default.trace if paired and default is not None else "",

@@ -450,7 +450,9 @@ class Online:
             loop(self.rows, lambda r: [
                 # where no key was seen yet, every exponent would be a difference of infinities
                 self.set(scale, r, tirx.Select(peak[r] == never, zero, peak[r] * factor)),
-                self.set(base, r, self.power(self._exponent(base[r], r))),
+                # exactly 1 where the maximum stays: what ``scale`` was rounded by would add up from tile to tile
+                self.set(base, r, self.power(
+                    (base[r] - tirx.Select(peak[r] == never, zero, peak[r])) * self._log2e())),
                 self.set(total, r, total[r] * base[r]),
             ]),
         ]

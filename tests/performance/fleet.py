@@ -223,7 +223,7 @@ def job_seconds(kind: str, message: Message) -> float:
     """Of a job of a GPU's worker; builds by what is built."""
     if kind == "build":
         return random.Random(message["trace"][:120]).uniform(*BUILD)
-    return {"run": RUN, "reference": REFERENCE, "prepare": INPUTS}[kind]
+    return {"run": RUN, "reference": REFERENCE, "prepare": INPUTS, "hold": 0.0}[kind]  # a GPU's have no baselines
 
 
 def built_here(workers: int, trials: int, seed: int, *, streaming: bool) -> tuple[float, float, float, int]:

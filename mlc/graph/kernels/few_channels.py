@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import te, tirx
 
-from mlc.graph.estimate import Convolution
 from mlc.graph.kernels.channels_last import conv2d_channels_last
 
-__all__ = ["LANES", "Lines", "conv2d_lines", "lines_of", "pack_lines", "pixel_lines"]
+__all__ = ["COPY", "DEPTH", "LANES", "Lines", "conv2d_lines", "pack_lines", "pixel_lines"]
 
 #: channels of a pixel, of 16 bits, numbers of a copy of 16 bytes, and those that tensor cores multiply at a time
-LANES, _COPY, _DEPTH = 4, 8, 16
+LANES, COPY, DEPTH = 4, 8, 16
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,6 @@ class Lines:
     def columns(self) -> int:
         """That the last window ends with."""
         return (self.out[1] - 1) * self.strides[1] + self.taps
-
-
-def lines_of(conv: Convolution) -> Lines | None:
-    """The lines of a convolution of at most :data:`LANES` channels, of 16 bits, whose pieces begin where copies may;
-    else None."""
-    aligned = not conv.strides[1] * LANES % _COPY and conv.dilation[1] == 1
-    if not conv.fixed or conv.groups != 1 or conv.channels > LANES or not aligned:
-        return None
-    taps = -(-conv.kernel[1] * LANES // _DEPTH) * _DEPTH // LANES
-    return Lines(conv.kernel, taps, (conv.strides[0], conv.strides[1]), conv.dilation[0], conv.out, conv.pads,
-                 conv.size[0])
 
 
 def pack_lines(weight: np.ndarray, filters: int, lines: Lines) -> np.ndarray:

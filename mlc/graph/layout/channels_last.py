@@ -23,8 +23,9 @@ from mlc.graph.ir.channels import ChannelBlocks
 from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import bindings, dtype_of, shape_of
+from mlc.graph.kernels import few_channels
 from mlc.graph.kernels.channels_last import conv2d_channels_last, pack_conv
-from mlc.graph.kernels.few_channels import LANES, Lines, conv2d_lines, lines_of, pack_lines, pixel_lines
+from mlc.graph.kernels.few_channels import LANES, Lines, conv2d_lines, pack_lines, pixel_lines
 from mlc.graph.layout.assign import Alternative
 from mlc.graph.layout.blocked import Rewriter
 from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, name_of
@@ -46,7 +47,7 @@ from mlc.target import Target
 from schedules.cuda.attention import available as has_tensor_cores
 from schedules.machine import gpu_machine
 
-__all__ = ["ChannelsLast"]
+__all__ = ["ChannelsLast", "lines_of"]
 
 #: channels of which a copy takes 16 bytes, of 16 bits each
 _COPY = 8
@@ -207,6 +208,17 @@ def _lines(call: relax.Call) -> Lines | None:
     if not isinstance(call.args[0], relax.Var):
         return None
     return lines_of(convolution(call))
+
+
+def lines_of(conv: Convolution) -> Lines | None:
+    """The lines of a convolution of at most :data:`LANES` channels, of 16 bits, whose pieces begin where copies may;
+    else None."""
+    aligned = not conv.strides[1] * LANES % few_channels.COPY and conv.dilation[1] == 1
+    if not conv.fixed or conv.groups != 1 or conv.channels > LANES or not aligned:
+        return None
+    taps = -(-conv.kernel[1] * LANES // few_channels.DEPTH) * few_channels.DEPTH // LANES
+    return Lines(conv.kernel, taps, (conv.strides[0], conv.strides[1]), conv.dilation[0], conv.out, conv.pads,
+                 conv.size[0])
 
 
 class _Values(Values):

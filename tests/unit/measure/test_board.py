@@ -115,7 +115,8 @@ def test_room_is_made_for_files_that_a_job_needs(session: _Session, monkeypatch:
 
 
 @pytest.mark.parametrize("text", [
-    "{}", "[]", "no JSON", json.dumps({"protocol": 0}), json.dumps({"protocol": 1, "machine": 3}),
+    "{}", "[]", "no JSON", json.dumps({"protocol": 0}), json.dumps({"protocol": wire.BOARD_PROTOCOL, "machine": 3}),
+    wire.Board("older", "0.27", "aarch64", "", (), "", 4, 0, 1).text(),  # it knows nothing of a request's baseline
 ])
 def test_what_no_board_says(text: str) -> None:
     with pytest.raises(MeasureError, match="install the same version on both sides") as caught:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import measure_tasks as tasks
 import psutil
@@ -20,6 +21,7 @@ from tvm import te, tirx
 
 from mlc.graph.task import normalise
 from mlc.measure import LocalMeasurer, MeasureOptions
+from mlc.measure.pool import Job
 
 pytestmark = pytest.mark.alone
 
@@ -127,6 +129,23 @@ def test_who_has_no_baseline_is_timed_without_one() -> None:
     with LocalMeasurer(OPTIONS, workers=1) as made:
         results = made.measure(wanted)
     assert all(not r.failure and max(r.times) < 0.1 for r in results), results
+
+
+def test_a_baseline_that_takes_its_worker_along_is_built_no_more() -> None:
+    held: list[object] = []
+
+    class Hurried(LocalMeasurer):
+        def _hold_job(self, *given: Any) -> Job:
+            held.append(given)
+            assert len(held) <= 2, "once a worker"
+            return replace(super()._hold_job(*given), limit=0.0)
+
+    func = tasks.gemm(96, 64, 72)
+    first, *others = tasks.traces(func, 4)
+    wanted = [replace(tasks.request(func, trace), baseline=first, baseline_seconds=1e-3) for trace in others]
+    with Hurried(OPTIONS, workers=2) as made:
+        results = made.measure(wanted)
+    assert held and all(not r.failure for r in results), results
 
 
 def test_a_slow_candidate_is_cut_off() -> None:

@@ -61,7 +61,7 @@ def _job(bench: Workbench, made: MeasureRequest, path: str) -> dict:
            "reference": path, "batch": 1, "id": 0, "constants": list(made.constants),
            "constant_bytes": made.constant_bytes, "rtol": 1e-3, "repeats": 3, "warmup_runs": 1,
            "min_repeat_seconds": 1e-3, "cutoff": 0.0, "most_repeats": 9, "best": 0.0,
-           "baseline": "", "baseline_seconds": 0.0}
+           "baseline": "", "baseline_seconds": 0.0, "exact": False}
     bench.reference(job)
     bench.build(job)
     return job

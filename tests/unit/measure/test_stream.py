@@ -26,7 +26,7 @@ from mlc.testing.builders import simulated_workers
 from mlc.testing.remote import Clock
 
 OPTIONS = MeasureOptions(threads=2, timeout=5.0, min_repeat_seconds=0.002)
-SECONDS = {"run": 0.1, "reference": 0.5, "prepare": 0.1}
+SECONDS = {"run": 0.1, "reference": 0.5, "prepare": 0.1, "interleave": 1.0}
 
 
 def builds(kind: str, message: Message) -> float:
@@ -36,6 +36,11 @@ def builds(kind: str, message: Message) -> float:
 
 def ran(message: Message) -> MeasureResult:
     return MeasureResult((1e-3,), code_hash=message["trace"])
+
+
+def unbuilt(message: Message) -> MeasureResult:
+    """Of one task no candidate can be built."""
+    return MeasureResult(failure="build") if message["func"] == "func1" else ran(message)
 
 
 def request(number: int, task: int = 0) -> MeasureRequest:
@@ -74,6 +79,48 @@ def test_equal_code_is_run_once() -> None:
             StreamingExecutor(StreamingMeasurer(OPTIONS, 4)), OPTIONS, clock=clock) as by:
         results = by.measure([request(number) for number in range(12)])
         assert {r.times for r in results} == {(1e-3,)} and pools[0].running == pytest.approx(SECONDS["run"])
+
+
+def test_no_reference_is_computed_beside_a_candidate_that_is_timed() -> None:
+    """Tasks come one after another."""
+    clock = Clock()
+    with simulated_workers(clock, builds, ran) as pools, Dispatcher(
+            StreamingExecutor(StreamingMeasurer(OPTIONS, 4)), OPTIONS, grace=1e4, clock=clock) as by:
+        results = by.measure([request(number, number // 8) for number in range(64)])
+        assert all(not r.failure for r in results) and not pools[0].overlapped
+        assert pools[0].running == pytest.approx(64 * SECONDS["run"]) and clock.now < 64 * 4.6 / 4 * 1.25
+
+
+def test_a_comparison_comes_after_a_reference_that_nobody_needs_any_more() -> None:
+    clock = Clock()
+
+    def slow(kind: str, message: Message) -> float:
+        return 50.0 if kind == "reference" else builds(kind, message)
+
+    with simulated_workers(clock, slow, unbuilt), Dispatcher(
+            StreamingExecutor(StreamingMeasurer(OPTIONS, 2)), OPTIONS, grace=1e4, clock=clock) as by:
+        (failed,) = by.measure([request(0, task=1)])
+        assert failed.failure == "build" and clock.now < 50.0
+        assert [len(r.times) for r in by.compare([request(1), request(2)], rounds=3)] == [3, 3]
+
+
+def test_comparisons_that_an_interrupt_abandons_are_not_made_later() -> None:
+    clock, made = Clock(), 0
+
+    def interrupted(kind: str, message: Message) -> float:
+        nonlocal made
+        made += kind == "interleave"
+        if made == 1 and kind == "interleave":
+            raise KeyboardInterrupt
+        return builds(kind, message)
+
+    with simulated_workers(clock, interrupted, ran), Dispatcher(
+            StreamingExecutor(StreamingMeasurer(OPTIONS, 2)), OPTIONS, grace=1e4, clock=clock) as by:
+        for _ in range(2):
+            by.begin_comparison([request(0), request(1)], rounds=3)
+        with pytest.raises(KeyboardInterrupt):
+            by.advance()
+        assert by.compare([request(2), request(3)], rounds=3) and made == 2
 
 
 def test_only_what_is_for_a_gpu_streams() -> None:

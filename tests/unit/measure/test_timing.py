@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from statistics import median
@@ -117,6 +118,14 @@ def test_a_reading_of_the_pace_is_long_enough() -> None:
     assert pace() == 1.0 and calls == [4, 4], "the first wakes the cores and counts for nothing"
     Pace(machine.timer(0.2, calls), 0.2, 0.01)()
     assert calls[2:] == [1, 1]
+
+
+@pytest.mark.parametrize(("seconds", "repeats"), [(1.0, 3), (1e-3, 9)])
+def test_who_takes_long_has_the_repeats_that_it_must_have(seconds: float, repeats: int) -> None:
+    """All others would end behind the limit of its job."""
+    paces = itertools.cycle([1.0, 1.5])
+    assert len(time_candidate(lambda _: seconds, plan(exact=True))) == repeats
+    assert len(time_candidate(lambda _: seconds, plan(best=seconds), lambda: next(paces))) == repeats
 
 
 def test_the_error_of_the_median_falls_with_the_number() -> None:

@@ -13,6 +13,7 @@ import tvm
 from harness import check_orders, emulate, refusal
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
+from mlc.cpu import host_flags
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
@@ -168,6 +169,22 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int, int
     *sizes, causal, mask = shape
     case = attention_case(f"{shape}", (1, 2), tuple(sizes), dtype, causal=causal, mask=mask)
     assert emulate(case, next(candidates(case, dtype, AMPERE, sum(sizes))), AMPERE)[0] <= TOLERANCES[dtype]
+
+
+@needs_gxx
+@pytest.mark.skipif("fma" not in (host_flags() or ()), reason="needs a CPU that multiplies and adds in one step")
+def test_maxima_that_stay_leave_the_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs round no product that a sum takes: what a maximum's is rounded by would come again with every tile."""
+    case = attention_case("long", (1, 1), (16, 1024, 16, 16), "float32")
+    (query, key, value), outputs = case.arrays()
+    query[...], key[...] = 1.0, 203.3
+    value[...] = np.linspace(0.0, 1.0, 1024)[:, None, None]
+    monkeypatch.setattr(
+        cuda_emulator, "_COMPILE", (*cuda_emulator._COMPILE, "-O2", "-mfma", "-ffp-contract=fast"))
+    cuda_emulator._compiled.cache_clear()
+    inputs = [query, key, value]
+    cuda_emulator.run(scheduled(case, "float32", tiles(2, 16)), AMPERE, inputs, outputs)
+    assert case.error(inputs, outputs) <= case.rtol
 
 
 @needs_gxx

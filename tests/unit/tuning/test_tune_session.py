@@ -112,6 +112,19 @@ def test_candidates_are_timed_beside_the_default(log: TuningLog) -> None:
     assert not any(request.baseline for requests in measurer.compared for request in requests)
 
 
+@pytest.mark.parametrize("machine", ["", "another"])
+def test_a_default_that_another_machine_timed_is_no_measure_here(
+    log: TuningLog, tmp_path: Path, machine: str
+) -> None:
+    tune(log, FakeMeasurer(bowl(BEST)), trials=16, confirm_rounds=0)
+    measurer = FakeMeasurer(bowl(BEST))
+    with TuningLog(tmp_path / "given.db") as given:
+        given.append([replace(record, machine=machine or record.machine) for record in log.records()])
+        tune(given, measurer, trials=16)
+    usual = 0.0 if machine else bowl(BEST)(DEFAULT)
+    assert measurer.log and all(request.baseline and request.baseline_seconds == usual for request in measurer.log)
+
+
 class Clock:
     """Stands in for ``time``: every look at it takes ten milliseconds."""
 
