@@ -236,8 +236,8 @@ def test_rule_for_many_ranks_is_checked_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_search_is_made_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rules are wrong, each of which might be met only where the others are left out."""
     right, met = rule("twice", *TWICE), list[int]()
-    wrong = [replace(rule(f"wrong{n}", "x[n,m]", "relu(relu(x))", "neg(x)", proved=False), certificate=right.certificate)
-             for n in range(3)]
+    bare = [rule(f"wrong{n}", "x[n,m]", "relu(relu(x))", "neg(x)", proved=False) for n in range(3)]
+    wrong = [replace(each, certificate=right.certificate) for each in bare]
 
     def searched(_mod: object, patterns: Sequence[Pattern], *_: object) -> tuple[Any, list[Rule]]:
         met.append(len(patterns))
