@@ -237,6 +237,18 @@ def _check(graph: torch.fx.GraphModule, args: Sequence[Any]) -> None:
             raise ModelError(f"every operator must compute the same each time, but {node.target} draws random numbers")
 
 
+    given = {_storage(node): node for node in graph.graph.find_nodes(op="placeholder")}
+    for node in graph.graph.output_node().all_input_nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and is_symbol(value.storage_offset()) and _storage(node) in given:
+            raise ModelError("where a result lies in an input must not depend on a free number")  # AOTAutograd reads it
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 class _Specialised:
     """A graph compiled for given sizes, its weights inside but for the arguments ``given``; or, with ``symbols``, for
     all sizes that these leave free."""

@@ -206,6 +206,12 @@ def test_numbers_that_are_divided_are_rounded_as_in_python(compiled: list[mlc.Ex
     assert len(compiled) == 3
 
 
+def test_a_result_that_lies_in_an_input_where_a_number_says() -> None:
+    fast, x = torch.compile(lambda x, n: x[n % 3], backend="mlc"), torch.randn(3, 4)
+    for n in (2, 3, 7, 8):
+        _check(fast(x, n), x[n % 3])
+
+
 def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
     monkeypatch.setattr(compiler, "_MOST_SIZES", 2)
     monkeypatch.setattr(compiler, "symbols_of", lambda _graph: {})  # as for a graph that needs numbers
