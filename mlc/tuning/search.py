@@ -59,6 +59,7 @@ class Search:
         self.known = len(records)
         self.default: Record | None = None
         self._request = MeasureRequest.of(task, "")
+        self._machine = machine_id()  # reads files
         self._model = model
         self._successes: list[Record] = []
         self._codes: set[str] = set()  # lowered code that was measured
@@ -75,7 +76,7 @@ class Search:
         """What a measurer needs to build and run a trace of this task, ``paired`` with its default's, whose time on
         another machine says nothing of this one's pace."""
         best, default = self.state.best, self.space.default
-        usual = self.state.default if self.default is not None and self.default.machine == machine_id() else math.inf
+        usual = self.state.default if self.default is not None and self.default.machine == self._machine else math.inf
         return replace(
             self._request, trace=trace, best=best if math.isfinite(best) else 0.0,
             baseline=default.trace if paired and default is not None else "",
