@@ -19,9 +19,10 @@ from tvm import s_tir, tirx
 from schedules.analysis import remembered
 from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.hopper import available
-from schedules.cuda.mma import TensorCoreGemm, WarpTile
-from schedules.cuda.mma import estimate as cut_estimate
+from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.product import MARK, Operand, Product, marked, plain, product_of
+from schedules.cuda.warp_tile import WarpTile
+from schedules.cuda.warp_tile import estimate as cut_estimate
 from schedules.cuda.warpgroups import ROWS, GroupTile, Warpgroups
 from schedules.cuda.windows import WindowGroups
 from schedules.intrin import mma

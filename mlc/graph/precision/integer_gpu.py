@@ -15,7 +15,7 @@ from tvm import relax
 from mlc.graph.ir.rewrite import op_name, shape_of
 from mlc.options import CompileOptions
 from mlc.target import Target
-from schedules.cuda.mma import fills_tiles
+from schedules.cuda.warp_tile import fills_tiles
 from schedules.intrin import mma, select
 from schedules.machine import gpu_machine
 

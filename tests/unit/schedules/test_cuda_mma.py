@@ -25,7 +25,8 @@ from schedules import registry
 from schedules.cuda.common import CudaSpace
 from schedules.cuda.contraction import with_tf32
 from schedules.cuda.gemm import TiledGemm
-from schedules.cuda.mma import TensorCoreGemm, WarpTile
+from schedules.cuda.mma import TensorCoreGemm
+from schedules.cuda.warp_tile import WarpTile
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.intrin import mma
 from schedules.machine import GPUS
