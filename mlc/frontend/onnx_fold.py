@@ -1,47 +1,32 @@
-"""Make an ONNX graph static: fix its input shapes, fold what depends on shapes and constants alone, drop the rest.
-
-Dimensions that calls decide stay symbols; what follows from them is left for :mod:`mlc.frontend.onnx_sizes`.
+"""Fold what depends on constants and static shapes alone, and drop what nothing reads.
 
 Exporters compute reshapes' arguments from ``Shape``, ``Gather``, ``Concat``; TVM's importer fails on many of these
-chains. With static inputs they are numbers. Weights stay out of the graph that is worked on: large ones are inputs
-of known type while shapes are inferred, so that no pass copies them and models beyond protobuf's 2 GB are no case of
-their own.
+chains. With static inputs they are numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlc.errors import ModelError, UsageError
-from mlc.frontend.model import merge_shapes
+from mlc.errors import ModelError
 from mlc.frontend.onnx_containers import kind_of, tensor_type_of
-from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin, without_symbols
-from mlc.frontend.onnx_expand import Nodes, expanded
-from mlc.frontend.onnx_grouped import DOMAIN, define_operators
-from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
+from mlc.frontend.onnx_expand import Nodes
+from mlc.frontend.onnx_graph import GROWING, SMALL, Graph, infer, known_shapes
+from mlc.frontend.onnx_operators import walk_nodes
 from mlc.frontend.onnx_quantised import wrong_scale
 from mlc.frontend.onnx_sequences import resolved
-from mlc.frontend.onnx_weights import Model, Weight
-from mlc.shapes import Free, Linear, Shape, parse_shape
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Graph", "make_static"]
+__all__ = ["fold"]
 
-_SMALL = 1 << 12  # bytes: constants up to here may be shapes and are shown to shape inference
 _LARGEST_FOLDED = 1 << 30  # bytes, of one value and of all together
 _SLIGHT = 1 << 16  # bytes of inputs: even an outer product of them can be had
-_LONGEST_VECTOR = 1 << 16  # elements that are followed one by one, since they may be a shape
-# Operators whose result may be of any size, whatever theirs is.
-_GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"})
 _NEVER_FOLDED = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
     "If", "Loop", "Scan",
@@ -49,325 +34,17 @@ _NEVER_FOLDED = frozenset({
     "GRU", "LSTM", "RNN",  # the reference passes over their activations and clip
 })
 _FLOATS = frozenset({1, 10, 16})  # of onnx.TensorProto: FLOAT, FLOAT16, BFLOAT16
-_NARROW = frozenset({"int4", "uint4", "int2", "uint2"})
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
 
 
-@dataclass
-class Graph:
-    """A graph taken apart. ``nodes`` are in topological order; ``weights`` are protobuf tensors, those ``outside``
-    without elements, ``folded`` arrays.
-
-    ``free`` are the dimensions that calls decide, by name, as inputs' shapes have them.
-    """
-
-    inputs: list[onnx.ValueInfoProto]
-    outputs: list[onnx.ValueInfoProto]
-    nodes: list[onnx.NodeProto]
-    weights: dict[str, onnx.TensorProto]
-    opsets: dict[str, int]
-    functions: list[onnx.FunctionProto]
-    outside: Mapping[str, Weight] = field(default_factory=dict)
-    folded: dict[str, np.ndarray] = field(default_factory=dict)
-    free: dict[str, Free] = field(default_factory=dict)
-    folded_bytes: int = 0
-
-    @cached_property
-    def opset(self) -> int:
-        """The version of the standard operators."""
-        return self.opsets.get("", self.opsets.get("ai.onnx", 1))
-
-    def is_constant(self, name: str) -> bool:
-        """Whether the value is a weight or was folded."""
-        return name in self.weights or name in self.folded
-
-    def constant(self, name: str) -> np.ndarray:
-        """The constant as an array (a view of the file's bytes where it can be)."""
-        from onnx import numpy_helper
-
-        if name in self.folded:
-            return self.folded[name]
-        if name in self.outside:
-            return self.outside[name].array()
-        tensor = self.weights[name]
-        try:
-            return numpy_helper.to_array(tensor)
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise ModelError(f"every weight must hold the elements that its shape and type say, but {name} of shape "
-                             f"{list(tensor.dims)} does not ({error}); export the model again") from None
-
-    def constant_or_none(self, name: str) -> np.ndarray | None:
-        return self.constant(name) if self.is_constant(name) else None
-
-    def place(self, free: str) -> Place:
-        """The first input and axis that has a free dimension of this name."""
-        return next((value.name, axis) for value in self.inputs
-                    for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param == free)
-
-    def used_constants(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The constants that some node or output reads, with their names."""
-        names = {i for node in walk_nodes(self.nodes) for i in node.input} | {o.name for o in self.outputs}
-        names -= {i.name for i in self.inputs}
-        return ((name, _in_bytes(self.constant(name))) for name in sorted(names) if self.is_constant(name))
-
-
-def _in_bytes(array: np.ndarray) -> np.ndarray:
-    """Integers of 4 and 2 bits as int8 and uint8; other elements as they are."""
-    if array.dtype.name not in _NARROW:
-        return array
-    return array.astype("uint8" if array.dtype.name.startswith("u") else "int8")
-
-
-def make_static(
-    model: Model, shapes: Mapping[str, Shape], name: str, agreed: Sequence[Agreed | AtLeast] = ()
-) -> Graph:
-    """The model's graph with the sizes and ranges of ``shapes`` for its inputs' free dimensions, and everything folded
-    that depends on constants and static shapes alone. Dimensions that are ``agreed`` are one, whatever the model calls
-    them, or begin later unless ``shapes`` says their range.
-
-    Functions are inlined where TVM has no converter for them. Raises :class:`ModelError` for an input that is no tensor
-    and :class:`UsageError` for ``shapes`` that do not fit.
-    """
-    graph = _take_apart(model)
-    for each in agreed:
-        if isinstance(each, Agreed):
-            make_one(graph.inputs, each)
-    _fix_inputs(graph, shapes, name, [each for each in agreed if isinstance(each, AtLeast)])
-    if graph.functions:
-        _inline(graph, None, name)
-    _fold(graph, name)
-    _expand(graph, name)
-    while wanted := functions_to_inline(graph.nodes, graph.opsets):
-        before = [node.op_type for node in graph.nodes]
-        _inline(graph, wanted, name)
-        _fold(graph, name)
-        _expand(graph, name)
-        if [node.op_type for node in graph.nodes] == before:
-            break  # ONNX defines them by themselves; check_supported reports what is left
-    _name_narrow_types(graph)
-    return graph
-
-
-def _take_apart(given: Model) -> Graph:
-    model = given.proto
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    return Graph(
-        inputs=[_copy(i) for i in model.graph.input if i.name not in weights],
-        outputs=[_copy(o) for o in model.graph.output],
-        nodes=[without_symbols(_copy(node)) for node in model.graph.node],
-        weights=weights,
-        opsets={o.domain: o.version for o in model.opset_import},
-        functions=list(model.functions),
-        outside=given.weights,
-    )
-
-
-def _copy(proto: Any) -> Any:
-    copied = type(proto)()
-    copied.CopyFrom(proto)
-    return copied
-
-
-def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str, later: Sequence[AtLeast]) -> None:
-    from onnx import helper
-
-    unknown = shapes.keys() - {i.name for i in graph.inputs}
-    if unknown:
-        names = ", ".join(i.name for i in graph.inputs)
-        raise UsageError(f"shapes must name inputs of {name} ({names}), got {', '.join(sorted(unknown))}")
-    for value in graph.inputs:
-        if not value.type.HasField("tensor_type"):
-            kind = value.type.WhichOneof("value") or "value of unknown type"
-            raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
-    defaults = ranges_that_begin(graph.inputs, later, shapes)
-    own = {value.name: _dims(value) or () for value in graph.inputs}
-    merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()}, defaults)
-    free = (d for shape in merged.values() for d in shape if isinstance(d, Free))
-    graph.free = {d.name: d for d in free if Linear.parse(d.name) is None}
-    for value in graph.inputs:
-        _set_dims(value, merged[value.name])
-        sizes = [d for d in merged[value.name] if isinstance(d, int)]
-        if 0 in sizes and len(sizes) == len(merged[value.name]):  # a constant: kernels are of tensors with elements
-            dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-            graph.folded[value.name] = np.zeros(sizes, dtype)
-
-
-def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
-    """Numbers, names of symbolic dimensions, or ``None`` for an unnamed one; ``None`` for an unknown rank."""
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return tuple(
-        int(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None
-        for d in tensor.shape.dim
-    )
-
-
-def _set_dims(value: onnx.ValueInfoProto, dims: Sequence[int | Free]) -> None:
-    tensor = value.type.tensor_type
-    tensor.ClearField("shape")
-    tensor.shape.SetInParent()
-    for d in dims:
-        if isinstance(d, Free):
-            tensor.shape.dim.add(dim_param=d.name)
-        else:
-            tensor.shape.dim.add(dim_value=d)
-
-
-# Quantised operators
-
-
-def _expand(graph: Graph, name: str) -> None:
-    """Replace the operators that are made of others. What an expansion must know may follow from another's result."""
-    while any(expansion_of(node) for node in graph.nodes):
-        inferred = _infer(graph, name)
-        known = _known(inferred)
-        kept: list[onnx.NodeProto] = []
-        reason: ModelError | None = None
-        progressed = False
-        for node in graph.nodes:
-            expand = expansion_of(node)
-            if expand is None:
-                kept.append(node)
-                continue
-            try:
-                made, constants = expanded(Nodes(node, graph.opset, graph.constant_or_none, known, inferred), expand)
-            except ModelError as error:
-                kept.append(node)
-                reason = reason or error
-                continue
-            kept.extend(made)
-            graph.folded.update(constants)
-            progressed = True
-            if any(each.domain == DOMAIN for each in made):
-                define_operators()
-                graph.opsets[DOMAIN] = 1
-        if reason is not None and not progressed:
-            raise reason
-        graph.nodes = kept
-        _fold(graph, name)
-
-
-def _name_narrow_types(graph: Graph) -> None:
-    """Say in ``QuantizeLinear`` which integers of less than 8 bits are its result; its zero point becomes a byte."""
-    from onnx import helper
-
-    for node in graph.nodes:
-        if node.op_type != "QuantizeLinear" or len(node.input) < 3 or not graph.is_constant(node.input[2]):
-            continue
-        dtype = graph.constant(node.input[2]).dtype
-        if dtype.name in _NARROW and not any(a.name == "output_dtype" and a.i for a in node.attribute):
-            node.attribute.append(helper.make_attribute("output_dtype", helper.np_dtype_to_tensor_dtype(dtype)))
-
-
-# Protobuf views of the graph, for the ONNX library's own passes
-
-
-def _as_model(graph: Graph) -> onnx.ModelProto:
-    """The graph with small constants as initializers and the large ones as inputs."""
-    import onnx
-    from onnx import helper, numpy_helper
-
-    inputs, small = list(graph.inputs), []
-    for name, array in graph.folded.items():
-        if array.nbytes <= _SMALL:
-            small.append(numpy_helper.from_array(array, name))
-        else:
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            inputs.append(helper.make_tensor_value_info(name, kind, list(array.shape)))
-    for name, tensor in graph.weights.items():
-        if name not in graph.outside and tensor.ByteSize() <= _SMALL:
-            small.append(tensor)
-        else:
-            inputs.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-    outputs = [_copy(o) for o in graph.outputs]
-    for output in outputs:  # the file's may be symbolic, or from before the inputs were fixed
-        if output.type.HasField("tensor_type"):
-            output.type.tensor_type.ClearField("shape")
-    body = helper.make_graph(graph.nodes, "main", inputs, outputs, small)
-    opsets = [helper.make_opsetid(d, v) for d, v in graph.opsets.items()]
-    version = max(8, onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True))
-    return helper.make_model(body, opset_imports=opsets, functions=graph.functions, ir_version=version)
-
-
-def _inline(graph: Graph, functions: set[tuple[str, str]] | None, name: str) -> None:
-    """Replace calls of the model's own functions (``None``) or of the given standard ones by their bodies."""
-    from onnx import helper, inliner
-
-    model = _as_model(graph)
-    model.graph.value_info.extend(  # the inliner wants the type of every input of a function, and looks here
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-        for tensor in model.graph.initializer)
-    try:
-        if functions is None:
-            model = inliner.inline_local_functions(model, convert_version=True)
-        else:
-            model = inliner.inline_selected_functions(model, sorted(functions), inline_schema_functions=True)
-    except RuntimeError as error:  # an assertion of the inliner's own, over an input that is left out, say
-        called = "its functions" if functions is None else ", ".join(sorted(operator for _, operator in functions))
-        raise ModelError(f"{called} of {name} must be made of simpler operators, but onnx's inliner failed: "
-                         f"{' '.join(str(error).split())}; export the model with these written out") from error
-    graph.nodes = list(model.graph.node)
-    graph.functions = list(model.functions)
-    graph.opsets = {o.domain: o.version for o in model.opset_import}
-
-
-def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int | str | None, ...]]]:
-    """Value -> (element type, shape) for every value whose rank is known: numbers, names of free dimensions, and None
-    for what inference cannot tell."""
-    import onnx
-
-    model = _as_model(graph)
-    # other domains have no inference, and an optional may be what is in it, of which older opsets know nothing
-    strict = all(node.domain in ("", "ai.onnx", DOMAIN) for node in graph.nodes) and not any(
-        node.op_type.startswith("Optional") for node in walk_nodes(graph.nodes))
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict)
-        if not _has_long_vectors(inferred.graph):
-            with suppress(onnx.shape_inference.InferenceError):  # over data of which it knows no more than the rank
-                inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None
-    found = {}
-    free = {dim for value in graph.inputs for dim in _dims(value) or () if isinstance(dim, str)}
-    for value in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output):
-        dims = _dims(value) if value.type.HasField("tensor_type") else None
-        if dims is not None:
-            known = tuple(dim if isinstance(dim, int) or dim in free else None for dim in dims)
-            found[value.name] = (value.type.tensor_type.elem_type, known)
-    return found
-
-
-def _known(inferred: Mapping[str, tuple[int, tuple[Any, ...]]]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """The values whose shapes are known in full."""
-    return {name: found for name, found in inferred.items() if all(isinstance(size, int) for size in found[1])}
-
-
-def _has_long_vectors(graph: onnx.GraphProto) -> bool:
-    """Whether a vector might be too long to follow its elements, each of which inference makes an object of."""
-    values = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    grown = (values.get(node.output[0]) for node in walk_nodes(graph.node) if node.op_type in _GROWING and node.output)
-    return any(_is_long(value) for value in values.values()) or any(value is None or None in (_dims(value) or [None])
-                                                                     for value in grown)
-
-
-def _is_long(value: onnx.ValueInfoProto) -> bool:
-    dims = _dims(value) if value.type.HasField("tensor_type") else None
-    return dims is not None and len(dims) == 1 and isinstance(dims[0], int) and dims[0] > _LONGEST_VECTOR
-
-
-# Folding
-
-
-def _fold(graph: Graph, name: str) -> None:
+def fold(graph: Graph, name: str) -> None:
     """Fold until nothing changes: folding a reshape's argument lets inference see further."""
     _drop_dead(graph)
     while True:
         before = len(graph.folded), [node.op_type for node in graph.nodes]
-        inferred = _infer(graph, name)
-        _fold_once(graph, _known(inferred))
+        inferred = infer(graph, name)
+        _fold_once(graph, known_shapes(inferred))
         _resolve_sequences(graph, inferred)
         _drop_dead(graph)
         if (len(graph.folded), [node.op_type for node in graph.nodes]) == before:
@@ -375,7 +52,7 @@ def _fold(graph: Graph, name: str) -> None:
 
 
 def _resolve_sequences(graph: Graph, inferred: Mapping[str, tuple[int, tuple[int | str | None, ...]]]) -> None:
-    known = _known(inferred)
+    known = known_shapes(inferred)
     containers = [value.name for value in graph.outputs if kind_of(value.type) not in ("", "tensor")]
     graph.nodes, constants, held = resolved(
         graph.nodes, lambda node: Nodes(node, graph.opset, graph.constant_or_none, known, inferred), containers)
@@ -481,7 +158,7 @@ def _narrowed(node: onnx.NodeProto, graph: Graph) -> bool:
         return False
     array = graph.constant(node.input[0])
     to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
-    if array.dtype.kind not in "iu" or array.size < _SMALL or to not in _FLOATS:
+    if array.dtype.kind not in "iu" or array.size < SMALL or to not in _FLOATS:
         return False
     if array.min() < -128 or array.max() > 127:
         return False
@@ -493,7 +170,7 @@ def _narrowed(node: onnx.NodeProto, graph: Graph) -> bool:
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:
     """Whether the node's outputs fit in memory whatever it computes of its (constant) inputs."""
-    if node.op_type in _GROWING:
+    if node.op_type in GROWING:
         return False
     return sum(graph.constant(name).nbytes for name in node.input if name) <= _SLIGHT
 

@@ -21,8 +21,9 @@ from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast
 from mlc.frontend.onnx_file import check_model, check_text
-from mlc.frontend.onnx_fold import Graph, make_static
+from mlc.frontend.onnx_graph import Graph
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
+from mlc.frontend.onnx_static import make_static
 from mlc.frontend.onnx_weights import Model, outside, tensor_of
 from mlc.frontend.origins import origins, variable_name
 from mlc.frontend.static_shapes import fold_shapes
