@@ -154,7 +154,10 @@ def _untuned(tasks: Sequence[Task], measurer: _Remembered) -> dict[str, float]:
 
     searches = [Search(task, index, RooflineModel(), "random", 0, [], None) for index, task in enumerate(tasks)]
     defaults = [search.space.default for search in searches]
-    results = measurer.measure([s.request(d.trace) for s, d in zip(searches, defaults, strict=True) if d is not None])
+    # as a run asks for them, so that a measurer that times candidates beside their default knows the default's time
+    paired = tasks[0].target.kind == "llvm"
+    results = measurer.measure([
+        s.request(d.trace, paired) for s, d in zip(searches, defaults, strict=True) if d is not None])
     return {task.key: median(r.times) if r.times else math.inf for task, r in zip(tasks, results, strict=True)}
 
 
