@@ -24,8 +24,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -221,17 +223,41 @@ def main(
     parser.add_argument("--only", choices=strategies, action="append", metavar="STRATEGY", help="these strategies")
     parser.add_argument("--verbose", action="store_true", help="every case, not only what went wrong")
     parser.add_argument("--jobs", type=int, default=physical_cores(), help="processes (default: one a core)")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="where to note what came of each, and look it up")
     args = parser.parse_args(argv)
     wanted = cases(args.only or strategies, args.count, args.seed)
     _arguments[:] = check, seconds, extra_bytes
-    console, verdicts = stderr_console(), []
+    known = _noted(args.state)
+    console, verdicts = stderr_console(), [known[case] for case in wanted if case in known]
+    missing = [case for case in wanted if case not in known]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
-        found = as_completed([pool.submit(_verdict_of, case) for case in wanted])  # forks before anything has threads
-        for future in track(found, "checking", len(wanted), console=console, transient=True):
+        found = as_completed([pool.submit(_verdict_of, case) for case in missing])  # forks before anything has threads
+        for future in track(found, "checking", len(missing), console=console, transient=True):
             verdicts.append(verdict := future.result())
+            _note(verdict, args.state)
             if args.verbose or verdict.outcome in BAD:
                 print(f"{verdict.case.strategy} {verdict.case.seed}: {verdict.outcome.value} ({verdict.detail})",
                       flush=True)
     verdicts.sort(key=lambda verdict: strategies.index(verdict.case.strategy))
     print(table(verdicts))
     return int(any(verdict.outcome in BAD for verdict in verdicts))
+
+
+def _noted(state: Path | None) -> dict[Case, Verdict]:
+    """What an earlier run noted: not what ended badly, which is tried again, nor a line that a killed run left torn."""
+    found = {}
+    for line in state.read_text(encoding="utf-8").splitlines() if state is not None and state.exists() else ():
+        with suppress(ValueError):
+            strategy, seed, outcome, detail, seconds = json.loads(line)
+            verdict = Verdict(Case(strategy, seed), Outcome[outcome], detail, seconds)
+            if verdict.outcome not in BAD:
+                found[verdict.case] = verdict
+    return found
+
+
+def _note(verdict: Verdict, state: Path | None) -> None:
+    if state is not None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        noted = [verdict.case.strategy, verdict.case.seed, verdict.outcome.name, verdict.detail, verdict.seconds]
+        with state.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(noted) + "\n")

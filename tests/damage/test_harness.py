@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,18 @@ def test_one_bad_case_fails_the_command(capfd: pytest.CaptureFixture[str]) -> No
     assert main(["fit", "err"], _check, ["--count", "3", "--seed", "2"]) == 1
     out = capfd.readouterr().out
     assert "err 2000000: wrong" in out and "not to be seen" not in out
+
+
+def test_what_was_noted_is_not_checked_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--verbose", "--state", str(tmp_path / "new" / "state.jsonl")]
+    assert main(["fit", "err"], _check, ["--count", "2", *words]) == 1
+    with (tmp_path / "new" / "state.jsonl").open("a", encoding="utf-8") as file:
+        file.write('["fit", 1, "RI')  # killed while it wrote
+    capfd.readouterr()
+    assert main(["fit", "err"], _check, ["--count", "4", *words]) == 1
+    out = capfd.readouterr().out
+    assert "fit 0:" not in out and "err 0: wrong" in out, "what went wrong is looked at again"
+    assert "fit 1: right" in out and out.splitlines()[-1].split()[:2] == ["all", "4"]
 
 
 def test_table_and_dealing() -> None:
