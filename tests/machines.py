@@ -2,10 +2,11 @@
 
     python -m tests.machines [--only "AVX2 hidden"] [--demo-seconds 20] [-- -m "not slow" tests/unit]
 
-What follows ``--`` goes to pytest (left out: what ``make test`` runs). Where mlc reads the CPU's flags a file stands
-with fewer (``MLC_CPUINFO``); where LLVM asks the CPU for its name, it is answered by ``tests.performance.hidden_cpu``.
-A machine is not run again while its file in ``build/machines/`` is there. Takes the time of a ``make test`` for each of
-eleven machines; any failure is exit code 1. The demo's peers see the CPU as it is.
+What follows ``--`` goes to pytest (left out: what ``make test`` runs, without tests of what is the same on every CPU).
+Where mlc reads the CPU's flags a file stands with fewer (``MLC_CPUINFO``); where LLVM asks the CPU for its name, it is
+answered by ``tests.performance.hidden_cpu``. A machine is not run again while its file in ``build/machines/`` is there.
+Takes half the time of a ``make test`` for each of eleven machines; any failure is exit code 1. The demo's
+peers see the CPU as it is.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from tests.performance import hidden_cpu
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "machines"
-#: what `make test` runs: beside each other, then alone
-SELECTIONS = (["-n", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not slow and not alone"],
-              ["-m", "not slow and alone"])
+#: tests of what is the same on every CPU: rules and their proofs, kernels for GPUs
+_SAME = ["--ignore=tests/unit/substitution", "--ignore=tests/gpu", "--ignore-glob=*/test_cuda_*",
+         "--ignore=tests/damage/test_certificates.py", "--ignore=tests/damage/test_rules.py"]
+#: what else `make test` runs: beside each other, then alone
+SELECTIONS = (["-n", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not slow and not alone", *_SAME],
+              ["-m", "not slow and alone", *_SAME])
 _AVX512 = ["avx512"]
 _AVX2 = [*_AVX512, "avx2", "fma", "vaes", "vpclmulqdq"]
 _AVX = [*_AVX2, "avx", "f16c"]
@@ -85,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=MACHINES, metavar="MACHINE",
                         help=f"one of {'; '.join(MACHINES)}; may be repeated (default: all)")
     parser.add_argument("--demo-seconds", type=float, default=20.0, help="how long each demo tunes (default: 20)")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after -- (default: those of make test)")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after -- (default: make test's tests of what a CPU changes)")
     args = parser.parse_args(argv)
     results = []
     for name in args.only or MACHINES:
@@ -122,8 +126,8 @@ def run(stem: str, variables: dict[str, str], pytest: Sequence[str], demo_second
     failures = [f"{what}: {done.stderr.strip()[-500:]}" for what, done in (("mlc doctor", doctor), ("demo", demo))
                 if done.returncode]
     counts = Counter[str]()
-    for selection in [list(pytest)] if pytest else SELECTIONS:
-        report = FOLDER / f"{stem}.xml"
+    for number, selection in enumerate([list(pytest)] if pytest else SELECTIONS):
+        report = FOLDER / f"{stem} {number}.xml"
         report.unlink(missing_ok=True)
         # CPUID is answered through SIGILL, which pytest's faulthandler would take for a crash
         subprocess.run([sys.executable, "-m", "pytest", "-p", "no:faulthandler", f"--junitxml={report}", *selection],
