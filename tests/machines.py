@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=MACHINES, metavar="MACHINE",
                         help=f"one of {'; '.join(MACHINES)}; may be repeated (default: all)")
     parser.add_argument("--demo-seconds", type=float, default=20.0, help="how long each demo tunes (default: 20)")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after -- (default: make test's tests of what a CPU changes)")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after -- (default: of make test's tests those "
+                                                  "that a CPU may change)")
     args = parser.parse_args(argv)
     results = []
     for name in args.only or MACHINES:
