@@ -136,7 +136,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
 
         Slow drifts of the machine then hit all alike. Each success has ``rounds`` times, in the order of the rounds.
         """
-        batch = self._batch(requests, replace(self.options, repeats=1, cutoff=0.0), fresh=True)
+        batch = self._comparison(requests)
         slot = self._pool.slot_with(frozenset(map(code_of, requests)))
         self._settle(batch, slots=(slot,))
         passed = [c for c in batch.candidates if c.result is not None and not c.result.failure]
@@ -156,6 +156,10 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         self._batches += 1
         candidates = [Candidate(i, request, self._reference(request)) for i, request in enumerate(requests)]
         return Batch(self._batches, candidates, options, on_result, fresh)
+
+    def _comparison(self, requests: Sequence[MeasureRequest]) -> Batch:
+        """Candidates to be checked first, then timed in turn."""
+        return self._batch(requests, replace(self.options, repeats=1, cutoff=0.0), fresh=True)
 
     def _settle(self, batch: Batch, slots: Sequence[int] | None = None) -> None:
         """Build and run until every candidate has a result; those whose worker another one took down go again."""
@@ -236,8 +240,10 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
         self._ran = worker
 
     def _interleave(self, batch: Batch, candidates: list[Candidate], rounds: int, slot: int) -> None:
-        if not candidates:
-            return
+        if candidates:
+            self._pool.serve([self._interleave_job(batch, candidates, rounds)], slots=(slot,))
+
+    def _interleave_job(self, batch: Batch, candidates: list[Candidate], rounds: int) -> Job:
         estimates = [statistics.median(c.result.times) for c in candidates if c.result is not None]
         round_seconds = sum(max(t, batch.options.min_repeat_seconds) + t for t in estimates)
         message = {
@@ -252,7 +258,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
                 else:
                     batch.settle(candidate, MeasureResult(times=tuple(answer["times"][position])))
 
-        self._pool.serve([Job(message, batch.options.timeout + 3 * rounds * round_seconds, done)], slots=(slot,))
+        return Job(message, batch.options.timeout + 3 * rounds * round_seconds, done)
 
     # -- jobs
 

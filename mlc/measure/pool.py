@@ -75,8 +75,12 @@ class Pool:
 
     def slot_with(self, codes: frozenset[int]) -> int:
         """The slot whose worker has run the most of some candidates."""
-        ran = [len(worker.ran & codes) if worker is not None and worker.alive else 0 for worker in self._slots]
-        return ran.index(max(ran))
+        return max(range(len(self._slots)), key=lambda slot: self.known_in(slot, codes))
+
+    def known_in(self, slot: int, codes: frozenset[int]) -> int:
+        """How many of some candidates the worker in a slot has run."""
+        worker = self._slots[slot]
+        return len(worker.ran & codes) if worker is not None and worker.alive else 0
 
     def serve(self, jobs: Iterable[Job], slots: Sequence[int] | None = None) -> None:
         """Do all ``jobs`` on the workers in ``slots`` (default: all), one job a worker at a time.

@@ -6,7 +6,6 @@ to build and a fraction of one to time: nobody waits there until the slowest of 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mlc.measure.executor import Answer, Job
-from mlc.measure.local import Batch, Candidate, LocalMeasurer
+from mlc.measure.local import Batch, Candidate, LocalMeasurer, code_of
 from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
 from mlc.measure.pool import Busy
 from mlc.measure.pool import Job as Work
@@ -39,18 +38,32 @@ class _Coming:
         return self.candidate.result is None
 
 
-class StreamingMeasurer(LocalMeasurer):
-    """A :class:`LocalMeasurer` that also takes candidates one by one.
+@dataclass(eq=False)
+class _Comparison:
+    """Candidates that are built in one worker and timed in turn there; ``slot`` is that worker's, once it has one, and
+    ``timed`` whether the device is theirs."""
 
-    A worker that has built a candidate keeps it until its turn to run has come, in the order of their coming, and
-    builds no other before. Nothing is computed beside a run, not even a reference. Neither :meth:`measure` nor
-    :meth:`compare` may be called while this is :attr:`open`.
+    batch: Batch
+    rounds: int
+    done: Callable[[list[MeasureResult]], None]
+    codes: frozenset[int]
+    slot: int | None = None
+    timed: bool = False
+
+
+class StreamingMeasurer(LocalMeasurer):
+    """A :class:`LocalMeasurer` that also takes candidates one by one, and comparisons.
+
+    A worker that has built a candidate, or what is to be compared, keeps it until its turn to run has come, in the
+    order of their coming and comparisons last, and builds no other before. Nothing is computed beside a run, not even a
+    reference. Neither :meth:`measure` nor :meth:`compare` may be called while this is :attr:`open`.
     """
 
     def __init__(self, options: MeasureOptions, workers: int = 2, kind: str = "compiling") -> None:
         super().__init__(options, workers, kind)
         self.workers = workers
         self._coming: list[_Coming] = []
+        self._comparisons: list[_Comparison] = []
         self._at_work: Busy = {}
         self._referring: set[Path] = set()  # references that are being computed
 
@@ -58,12 +71,20 @@ class StreamingMeasurer(LocalMeasurer):
     def open(self) -> bool:
         """Whether a worker has, or is to have, something to do: also the reference that a task's candidates have left
         behind which could not be built. Another job for that worker would be taken to have this one's answer."""
-        return bool(self._coming or self._at_work)
+        return bool(self._coming or self._comparisons or self._at_work)
 
     def begin(self, request: MeasureRequest, done: Callable[[MeasureResult], None]) -> None:
         """Take a candidate; :meth:`advance` goes on with it, and tells ``done`` of its result."""
         batch = self._batch([request], self.options, lambda _index, result: done(result))
         self._coming.append(_Coming(batch, batch.candidates[0]))
+
+    def begin_comparison(
+        self, requests: Sequence[MeasureRequest], rounds: int, done: Callable[[list[MeasureResult]], None]
+    ) -> None:
+        """As :meth:`compare`, but return at once: :meth:`advance` goes on with it, and tells ``done`` of the results.
+        Other workers build for other comparisons meanwhile."""
+        codes = frozenset(map(code_of, requests))
+        self._comparisons.append(_Comparison(self._comparison(requests), rounds, done, codes))
 
     def advance(self, timeout: float) -> None:
         """Give idle workers what is to be done, and wait up to ``timeout`` seconds until some of it is.
@@ -74,6 +95,7 @@ class StreamingMeasurer(LocalMeasurer):
             self._pool.advance(self._at_work, self._choose, timeout)
         except BaseException:
             self._coming.clear()
+            self._comparisons.clear()
             self._referring.clear()
             raise
         self._coming = [each for each in self._coming if each.open]
@@ -87,22 +109,59 @@ class StreamingMeasurer(LocalMeasurer):
                      and self._slot(each.candidate.worker) == slot), None)
         if held is not None and ((work := self._go_on(held)) is not None or held.open):
             return work
+        mine = next((each for each in self._comparisons if each.slot == slot), None)
+        if mine is not None:
+            return self._compare_on(mine, slot)
         for each in self._coming:
             if each.open and each.state is _State.WAITING:
-                return self._refer(each) or self._build(each)
-        return None
+                return self._refer(each.candidate) or self._build(each)
+        free = [each for each in self._comparisons if each.slot is None]
+        if not free:
+            return None
+        mine = max(free, key=lambda each: self._pool.known_in(slot, each.codes))  # a worker keeps what was promising
+        mine.slot = slot
+        return self._compare_on(mine, slot)
+
+    def _compare_on(self, each: _Comparison, slot: int) -> Work | None:
+        """What comes next of a comparison in its worker, which is idle; nothing while it has to wait, or once it has
+        its results."""
+        batch, candidates = each.batch, each.batch.candidates
+        for candidate in batch.open():
+            if not candidate.reference.ready and not candidate.reference.problem:
+                return self._refer(candidate)
+            self._settle_unrun(batch, candidate)
+        passed = [c for c in candidates if c.result is None or not c.result.failure]
+        for candidate in passed:  # its worker may have died of another
+            if self._slot(candidate.worker) != slot:
+                return self._build_job(batch, candidate)
+        for candidate in batch.open():
+            if candidate.worker is not None and candidate.reference.path not in candidate.worker.prepared:
+                return self._prepare_job(batch, candidate)
+        if not each.timed and (self._running or self._referring or any(map(self._awaits_turn, self._coming))):
+            return None
+        each.timed = True
+        for candidate in batch.open():
+            return self._run_job(batch, candidate)
+        if not passed:
+            self._compared(each)
+            return None
+        return self._then(self._interleave_job(batch, passed, each.rounds), lambda: self._compared(each))
+
+    def _compared(self, each: _Comparison) -> None:
+        self._comparisons.remove(each)
+        each.done(each.batch.results())
 
     def _go_on(self, each: _Coming) -> Work | None:
         """What comes next of a candidate that an idle worker has built; it may have its result without."""
         candidate, worker = each.candidate, each.candidate.worker
         reference = candidate.reference
         if not reference.ready and not reference.problem:
-            return self._refer(each)
+            return self._refer(candidate)
         if self._settle_unrun(each.batch, candidate):
             return None
         if worker is not None and reference.path not in worker.prepared:
             return self._then(self._prepare_job(each.batch, candidate), lambda: self._after(each, _State.BUILT))
-        waiting = (other for other in self._coming if other.open and self._awaits_turn(other))
+        waiting = filter(self._awaits_turn, self._coming)
         if self._running or self._referring or next(waiting) is not each:
             return None
         each.state = _State.RUNNING
@@ -110,13 +169,14 @@ class StreamingMeasurer(LocalMeasurer):
 
     @property
     def _running(self) -> bool:
-        """Whether a candidate is timed."""
-        return any(each.open and each.state is _State.RUNNING for each in self._coming)
+        """Whether something is timed."""
+        return any(each.open and each.state is _State.RUNNING for each in self._coming) or any(
+            each.timed for each in self._comparisons)
 
     def _awaits_turn(self, each: _Coming) -> bool:
         """Whether a candidate waits for nothing but that the device is free: to run, or to compute its reference."""
         worker, reference = each.candidate.worker, each.candidate.reference
-        if each.state is not _State.BUILT or worker is None or not self._pool.living(worker):
+        if not each.open or each.state is not _State.BUILT or worker is None or not self._pool.living(worker):
             return False
         return not reference.ready or reference.path in worker.prepared
 
@@ -129,14 +189,14 @@ class StreamingMeasurer(LocalMeasurer):
         again."""
         each.state = state if self._pool.living(each.candidate.worker) else _State.WAITING
 
-    def _refer(self, each: _Coming) -> Work | None:
-        """The computation of a candidate's reference, unless that is known, or under way, or a candidate is timed: the
+    def _refer(self, candidate: Candidate) -> Work | None:
+        """The computation of a candidate's reference, unless that is known, or under way, or something is timed: the
         device computes large ones."""
-        reference = each.candidate.reference
+        reference = candidate.reference
         if reference.ready or reference.problem or reference.path in self._referring or self._running:
             return None
         self._referring.add(reference.path)
-        return self._then(self._reference_job(each.candidate.request, reference),
+        return self._then(self._reference_job(candidate.request, reference),
                           lambda: self._referring.discard(reference.path))
 
     @staticmethod
@@ -152,16 +212,13 @@ class StreamingMeasurer(LocalMeasurer):
 class StreamingExecutor:
     """Implements :class:`mlc.measure.executor.Executor` with a :class:`StreamingMeasurer`, which loses nothing.
 
-    Several batches are under way, so that a candidate is there for each worker that gets free. Jobs of several
-    candidates, comparisons above all, wait until nothing else is open, and are done by themselves.
-    """
+    Several batches are under way, so that a candidate is there for each worker that gets free."""
 
     machine = ""
     grain = 1
 
     def __init__(self, measurer: StreamingMeasurer) -> None:
         self._measurer = measurer
-        self._whole: deque[Job] = deque()
         self._done: list[Answer] = []
 
     @property
@@ -174,33 +231,23 @@ class StreamingExecutor:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            if job.rounds or len(job.requests) != 1:
-                self._whole.append(job)
+            if job.rounds:
+                self._measurer.begin_comparison(job.requests, job.rounds, partial(self._compared, job.id))
             else:
-                self._measurer.begin(job.requests[0], partial(self._answered, job.id))
+                (request,) = job.requests  # of which a job has as many as the grain says
+                self._measurer.begin(request, partial(self._answered, job.id))
 
     def _answered(self, number: str, result: MeasureResult) -> None:
         self._done.append(Answer(number, (result,)))
 
+    def _compared(self, number: str, results: list[MeasureResult]) -> None:
+        self._done.append(Answer(number, tuple(results)))
+
     def poll(self, timeout: float) -> list[Answer]:
-        try:
-            if timeout > 0 and not self._done:
-                self._go_on(timeout)
-        except BaseException:
-            self._whole.clear()  # nobody waits for them any more
-            raise
+        if timeout > 0 and not self._done and self._measurer.open:
+            self._measurer.advance(timeout)
         done, self._done = self._done, []
         return done
 
-    def _go_on(self, timeout: float) -> None:
-        if self._measurer.open:
-            self._measurer.advance(timeout)
-        elif self._whole:
-            job = self._whole.popleft()
-            results = (self._measurer.compare(job.requests, job.rounds) if job.rounds
-                       else self._measurer.measure(job.requests))
-            self._done.append(Answer(job.id, tuple(results)))
-
     def close(self) -> None:
-        self._whole.clear()
         self._measurer.close()

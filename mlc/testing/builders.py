@@ -18,8 +18,9 @@ from mlc.testing.remote import Clock
 
 __all__ = ["SimulatedPool", "simulated_workers"]
 
-#: jobs of which none may be done while one of them runs a candidate
-_ALONE = {"run", "reference"}
+#: jobs that time candidates, and those of which none may be done meanwhile
+_TIMED = {"run", "interleave"}
+_ALONE = _TIMED | {"reference"}
 
 
 @dataclass(eq=False)
@@ -38,9 +39,9 @@ class _Worker:
 
 class SimulatedPool(Pool):
     """A pool of ``size`` workers whose jobs take ``seconds`` each of the clock's time and of whose candidates ``run``
-    gives the results, both of the message that a candidate was built by. ``running`` are the seconds in which a
-    candidate ran, ``built`` how many were built, and ``overlapped`` says whether another ever ran meanwhile, or a
-    reference was computed. A worker has one job at a time."""
+    gives the results, both of the message that a candidate was built by. ``running`` are the seconds in which
+    candidates were timed, ``built`` how many were built, and ``overlapped`` says whether others were timed meanwhile,
+    or a reference computed. A worker has one job at a time."""
 
     def __init__(
         self, size: int, clock: Clock, seconds: Callable[[str, Message], float],
@@ -68,9 +69,10 @@ class SimulatedPool(Pool):
             worker.built[job.message["id"]] = job.message
             self.built += 1
         others = [other.message["job"] for other, _ in busy.values()]
-        self.overlapped |= (kind == "run" and "reference" in others) or (kind in _ALONE and "run" in others)
+        self.overlapped |= (kind in _TIMED and "reference" in others) or (
+            kind in _ALONE and not _TIMED.isdisjoint(others))
         took = self._seconds(kind, self._candidate(worker, job.message))
-        self.running += took if kind == "run" else 0.0
+        self.running += took if kind in _TIMED else 0.0
         self._at_work.add(slot)
         busy[slot] = (job, self._clock.now + took)
 

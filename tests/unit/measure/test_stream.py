@@ -104,6 +104,19 @@ def test_a_comparison_comes_after_a_reference_that_nobody_needs_any_more() -> No
         assert [len(r.times) for r in by.compare([request(1), request(2)], rounds=3)] == [3, 3]
 
 
+def test_comparisons_are_built_beside_each_other_and_timed_one_by_one() -> None:
+    clock = Clock()
+    with simulated_workers(clock, builds, ran) as pools, Dispatcher(
+            StreamingExecutor(StreamingMeasurer(OPTIONS, 8)), OPTIONS, grace=1e4, clock=clock) as by:
+        batches = [by.begin_comparison([request(4 * n + i, n) for i in range(4)], rounds=3) for n in range(16)]
+        while not all(batch.done for batch in batches):
+            by.advance()
+        assert all([len(r.times) for r in batch.results] == [3] * 4 for batch in batches)
+        timing = 16 * (4 * SECONDS["run"] + SECONDS["interleave"])
+        assert not pools[0].overlapped and pools[0].running == pytest.approx(timing)
+        assert clock.now < 16 * 4 * 4.5 / 8 * 1.5, "eight workers build at once"
+
+
 def test_comparisons_that_an_interrupt_abandons_are_not_made_later() -> None:
     clock, made = Clock(), 0
 
@@ -119,7 +132,8 @@ def test_comparisons_that_an_interrupt_abandons_are_not_made_later() -> None:
         for _ in range(2):
             by.begin_comparison([request(0), request(1)], rounds=3)
         with pytest.raises(KeyboardInterrupt):
-            by.advance()
+            while True:
+                by.advance()
         assert by.compare([request(2), request(3)], rounds=3) and made == 2
 
 
@@ -141,8 +155,8 @@ def test_real_workers_survive_what_candidates_do() -> None:
         results = by.measure(requests)
         assert [r.failure for r in results] == ["", *bad.values(), *[""] * 5], results
         assert all(r.times and r.build_seconds > 0 and r.code_hash for r in results if not r.failure)
-        compared = by.compare([requests[0], requests[4]], rounds=3)
-        assert [len(r.times) for r in compared] == [3, 3]
+        compared = by.compare([requests[0], requests[1], requests[4]], rounds=3)  # one takes its worker along
+        assert [(len(r.times), r.failure) for r in compared] == [(3, ""), (0, "crash"), (3, "")]
 
 
 @pytest.mark.alone
