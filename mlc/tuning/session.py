@@ -40,8 +40,9 @@ from mlc.tuning.winners import confirm_winners
 
 __all__ = ["EXPLORE", "tune_tasks"]
 
-#: trials that take as long as comparing a task's rivals: most of their code is there already (measured: 2.3)
-_COMPARISON = 2.5
+#: trials that take as long as comparing a task's rivals where most of their code is there already (measured: 2.3), and
+#: where another worker may have it, so that they are built again
+_COMPARISON, _COMPARISON_ANEW = 2.5, 5.0
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
 #: largest part of the run that the cost model may be trained for while other batches wait for it
@@ -246,7 +247,8 @@ class _Run:
             return 0.0
         each = self._journal.elapsed / max(1, self._journal.trials)
         compared = [s for s in self._searches if s.open and not self._lost(s)]
-        wanted = each * _COMPARISON * (len(compared) + sum(bool(s.task.choice) for s in compared) / 2)
+        trials = _COMPARISON if self._alone else _COMPARISON_ANEW
+        wanted = each * trials * (len(compared) + sum(bool(s.task.choice) for s in compared) / 2)
         return min(wanted, self._options.seconds * _RESERVED)
 
     def _ask(self, search: Search, n: int, allocator: Allocator) -> None:
