@@ -27,6 +27,7 @@ from mlc.graph.kernels.saturating import (
 )
 from mlc.graph.layout.remainders import pays
 from mlc.target import resolve
+from mlc.testing.targets import runs
 from schedules.cpu.conv import CONV2D_BYTES
 from schedules.cpu.gemm import GEMM_BYTES
 from schedules.cpu.remainder import REMAINDER
@@ -41,6 +42,7 @@ HAS_BYTES = any(select(dot(BYTES, lanes), TARGET) for lanes in (8, 16))
 needs_bytes = pytest.mark.skipif(not HAS_BYTES, reason="this machine has no pmaddubsw")
 #: AVX2 and no dot product of bytes, whichever CPU runs the tests
 V3 = "x86-64-v3"
+runs_v3 = pytest.mark.skipif(not runs(V3), reason=f"this machine does not run code for {V3}")
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float = 38.0) -> np.ndarray:
@@ -175,7 +177,7 @@ def test_instructions_of_a_product() -> None:
 # -- models
 
 
-@needs_bytes
+@runs_v3
 @pytest.mark.parametrize(("rows", "depth"), [((2, 96), 512), ((131,), 770)])
 def test_integer_products_of_a_model(rows: tuple[int, ...], depth: int) -> None:
     """As ONNX's reference evaluator has them, whatever the activations; the remainder's rows may be padded."""
@@ -198,7 +200,7 @@ def test_integer_products_of_a_model(rows: tuple[int, ...], depth: int) -> None:
             np.testing.assert_array_equal(got, want)
 
 
-@needs_bytes
+@runs_v3
 @pytest.mark.parametrize(("images", "channels"), [((2, 9, 7), 48), ((1, 12, 11), 34)])
 def test_pointwise_convolutions_of_a_model(images: tuple[int, int, int], channels: int) -> None:
     """By bytes where no pair can saturate, else by words; channels that fill no block are padding."""
