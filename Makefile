@@ -33,7 +33,7 @@ SAMPLE_SECONDS ?= 600
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
 	@echo "make demo           tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
-	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each, a quarter of a function's many cases (15 to 30 minutes on two cores)"
+	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each, a sixth of a function's cases (15 to 25 minutes on two cores)"
 	@echo "make test-all       the slow tests too, and all cases (hours)"
 	@echo "make test-machines  doctor, demo and make test's tests on eleven CPUs that this one can play (hours; goes on where it stopped)"
 	@echo "make rules          the library of substitutions from nothing, and whether it is the one that ships (minutes)"

@@ -29,14 +29,14 @@ def own_random_numbers(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(seed))
 
 
-#: of a function of more than so many cases, ``make test`` runs one of so many, but never fewer than that
-_MANY, _ONE_OF = 2, 4
+#: of a function's cases ``make test`` runs one of so many, and at least one
+_ONE_OF = 6
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which cases are left to ``make test-all``: of a function marked ``sampled(every)`` all but the first of each
-    ``every``, of any other one with many cases most.
+    ``every``, of any other one most.
 
     The latter are drawn by their names, so that a case runs, or does not, whatever else is collected, and neither the
     innermost nor the outermost parameter decides. Another ``MLC_TEST_SAMPLE`` draws others.
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sample = os.environ.get("MLC_TEST_SAMPLE", "")
     for several in cases.values():
         drawn = sorted(several, key=lambda item: zlib.crc32((item.nodeid + sample).encode()))
-        for item in drawn[max(_MANY, len(drawn) // _ONE_OF):]:
+        for item in drawn[max(1, len(drawn) // _ONE_OF):]:
             item.add_marker("slow")
 
 
