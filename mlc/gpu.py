@@ -16,8 +16,8 @@ _CLOCK_KHZ, _MULTIPROCESSORS, _MEMORY_KHZ, _BUS_BITS, _L2_BYTES, _MAJOR, _MINOR 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that answers. ``hz`` is its highest clock, ``memory_rate`` bytes a second; 0 where the driver does not
-    say."""
+    """A GPU that answers. ``hz`` is its highest clock, ``memory_rate`` bytes a second, ``memory_bytes`` all that it
+    has; 0 where the driver does not say."""
 
     name: str
     arch: str  # sm_80, and of Hopper sm_90a, with the instructions that it alone has
@@ -25,6 +25,7 @@ class Gpu:
     hz: float
     memory_rate: float
     l2_bytes: int
+    memory_bytes: int = 0
 
     @property
     def model(self) -> str:
@@ -65,9 +66,12 @@ def _described(library: Any, index: int) -> Gpu:
         value = ctypes.c_int()
         return 0 if library.cuDeviceGetAttribute(ctypes.byref(value), number, index) else value.value
 
-    number = f"{attribute(_MAJOR)}{attribute(_MINOR)}"
+    number, memory = f"{attribute(_MAJOR)}{attribute(_MINOR)}", ctypes.c_size_t()
+    if library.cuDeviceTotalMem_v2(ctypes.byref(memory), index):
+        memory.value = 0
     return Gpu(
         name.value.decode(errors="replace"), f"sm_{number}{'a' if number == '90' else ''}", attribute(_MULTIPROCESSORS),
         # memory moves data at both edges of its clock
         attribute(_CLOCK_KHZ) * 1e3, 2e3 * attribute(_MEMORY_KHZ) * attribute(_BUS_BITS) / 8, attribute(_L2_BYTES),
+        memory.value,
     )

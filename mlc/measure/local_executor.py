@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlc.config import physical_cores
+from mlc.gpu import find_gpu
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Job
 from mlc.measure.local import LocalMeasurer
@@ -17,6 +18,7 @@ __all__ = ["LocalExecutor", "build_workers", "local_measurer"]
 _BATCH = 64  # jobs that are built together before the first is timed
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
 _CUDA_WORKERS = 32  # of a GPU's, which take seconds to compile and milliseconds to run
+_CUDA_BYTES = 2 << 30  # of the GPU's memory that one of these may have: a context, and the inputs that it keeps
 _GRACE = 900.0  # seconds beyond its limit that a GPU's candidate may wait for a worker, and for its task's reference
 
 
@@ -35,7 +37,11 @@ def local_measurer(target: Target) -> Measurer:
 
 def build_workers(kind: str = "llvm") -> int:
     """How many processes of this machine compile candidates for targets of a kind at once."""
-    return max(1, min(physical_cores(), _CUDA_WORKERS if kind == "cuda" else _BUILD_WORKERS))
+    if kind != "cuda":
+        return max(1, min(physical_cores(), _BUILD_WORKERS))
+    gpu = find_gpu()
+    most = gpu.memory_bytes // _CUDA_BYTES if gpu is not None and gpu.memory_bytes else _CUDA_WORKERS
+    return max(1, min(physical_cores(), _CUDA_WORKERS, most))
 
 
 class LocalExecutor:

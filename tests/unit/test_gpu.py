@@ -11,6 +11,7 @@ import pytest
 
 from mlc import gpu
 from mlc import target as target_module
+from mlc.measure import local_executor
 from mlc.target import resolve
 from schedules.machine import GPUS, gpu_machine
 
@@ -22,10 +23,12 @@ ATTRIBUTES = {13: 1755000, 16: 114, 36: 1593000, 37: 5120, 38: 52428800, 75: 9, 
 
 def driver(folder: Path, init: int = 0, devices: int = 1) -> ctypes.CDLL:
     cases = "".join(f"case {number}: *value = {value}; return 0;" for number, value in ATTRIBUTES.items())
-    text = f"""#include <string.h>
+    text = f"""#include <stddef.h>
+    #include <string.h>
     extern "C" int cuInit(unsigned) {{ return {init}; }}
     extern "C" int cuDeviceGetCount(int* count) {{ *count = {devices}; return 0; }}
     extern "C" int cuDeviceGetName(char* name, int size, int) {{ strncpy(name, "NVIDIA H100 PCIe", size); return 0; }}
+    extern "C" int cuDeviceTotalMem_v2(size_t* bytes, int) {{ *bytes = 24ull << 30; return {int(devices > 1)}; }}
     extern "C" int cuDeviceGetAttribute(int* value, int which, int) {{ switch (which) {{ {cases} }} return 1; }}"""
     (folder / "driver.cc").write_text(text)
     library = folder / f"driver{init}{devices}.so"
@@ -48,6 +51,17 @@ def test_cuda_is_the_gpu_that_is_there(tmp_path: Path, monkeypatch: pytest.Monke
     assert here.shared_bytes == sheet.shared_bytes
     assert gpu_machine(resolve("cuda:sm_80").tvm) == GPUS["80"], "an architecture stands for its largest part"
     target_module._resolve.cache_clear()
+
+
+def test_as_many_workers_compile_as_the_memory_of_the_gpu_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_executor, "physical_cores", lambda: 64)
+    for devices, workers in ((1, 12), (2, 32)):  # the second driver does not say
+        found, *_ = gpu.gpus(driver(tmp_path, devices=devices))
+        monkeypatch.setattr(local_executor, "find_gpu", lambda found=found: found)
+        assert local_executor.build_workers("cuda") == workers
+    assert local_executor.build_workers() == 8
 
 
 def test_without_a_gpu_that_answers_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
