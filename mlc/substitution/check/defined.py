@@ -17,7 +17,7 @@ from mlc.substitution.check.elements import WITHIN, bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, need, positive, translated
 from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
-from mlc.substitution.check.play import Steps
+from mlc.substitution.check.play import Nested
 from mlc.substitution.check.terms import Term, collected, divisor_of, is_size, make_term, opposites, substituted, under
 
 __all__ = ["Cover", "demands_of", "divisors_of"]
@@ -84,7 +84,7 @@ def _bound(variables: Any, conditions: Any, body: Scalar, names: Mapping[str, Ex
         yield make_term(term.factor, (*bound, *term.names), (*ranges, *term.guards), term.atoms)
 
 
-class Cover(Steps):
+class Cover(Nested):
     """Shows that every demand of ``wanted`` is one of ``given`` or holds anyway: none of ``wanted`` may be left."""
 
     def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], wanted: Sequence[Term],
@@ -125,7 +125,6 @@ class Cover(Steps):
         need(at_least_zero(atom[2]), "every term must be plainly at least 0")
         need(atom[1] == "sqrt" or above_zero(atom[2]), "a term must be plainly above 0")
         del self.terms[i]
-
 
     def do_nonzero(self, j: int, path: Any) -> None:
         """So the reciprocal of that part is defined where the source is."""
