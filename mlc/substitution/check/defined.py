@@ -46,7 +46,8 @@ def _demands(value: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
         case Select(conditions, then, otherwise):
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
             yield from (under(t, guards) for t in _demands(then, names))
-            yield from (under(t, case) for case in opposites(guards) for t in _demands(otherwise, names))
+            others = list(_demands(otherwise, names))
+            yield from (under(t, case) for case in (opposites(guards) if others else ()) for t in others)
         case Within(index, extent, there):
             places = tuple(translated(p).substituted(names) for p in (index, extent))
             yield Term(Fraction(1), (), (), (("read", WITHIN, places),))

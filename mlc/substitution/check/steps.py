@@ -37,8 +37,14 @@ _MOST_STEPS, _DEPTH = 1_000, 12
 
 def reader(sizes: frozenset[str], context: Sequence[str], names: Sequence[str] = ()) -> Reader:
     """Reads texts in which ``@k`` is variable k of the context and ``$k`` variable k of ``names``."""
-    values = {f"@{k}": name(n) for k, n in enumerate(context)} | {f"${k}": name(n) for k, n in enumerate(names)}
-    return lambda text: parse(text, values, sizes)
+    variables, values = (("@", tuple(context)), ("$", tuple(names))), dict[str, Expr]()
+
+    def read(text: Any) -> Expr:
+        if not values:  # many a step has no texts
+            values.update((f"{sign}{k}", name(n)) for sign, some in variables for k, n in enumerate(some))
+        return parse(text, values, sizes)
+
+    return read
 
 
 class Steps(Known):
@@ -80,8 +86,19 @@ class Steps(Known):
         """Term i, what holds where it stands, and a reader of texts about its variables. These may become a context's,
         and texts about them be put into atoms, so that no divisor, no other term and no atom may bind them: what is
         known of them there is not of others."""
-        self.terms[i] = unshared(self.terms[i])
+        if not self.alone(i):
+            self.terms[i] = unshared(self.terms[i])
         return self.look(i)
+
+    def alone(self, i: int) -> bool:
+        """Whether term i binds its names alone, as is plain where no atom binds any: then they need not be others."""
+        term, others = self.terms[i], [*(t for k, t in self.terms.items() if k != i), *self.divisors]
+        if not term.names:
+            return True
+        spend(1 + len(others))
+        bound = {*self.context}.union(*(t.names for t in others))
+        return len({*term.names}) == len(term.names) and bound.isdisjoint(term.names) and all(
+            atom[0] in ("read", "number") for t in (term, *others) for atom in t.atoms)
 
     def look(self, i: int) -> tuple[Term, list[Expr], Reader]:
         """The same for a step that only looks at the term, or adds guards to it: the variables keep their names."""
@@ -178,8 +195,9 @@ class Steps(Known):
 
     def do_context_fact(self, expr: str, witness: Any) -> None:
         read = self.reader()
-        check_witness(witness, read(expr), self.facts, read)
-        self.facts.append(read(expr))
+        fact = read(expr)
+        check_witness(witness, fact, self.facts, read)
+        self.facts.append(fact)
 
     # --- cases --------------------------------------------------------------------------------------------------------
 
