@@ -121,6 +121,8 @@ class Poly:
         return self._plus(as_poly(other), 1)
 
     def _plus(self, other: Poly, sign: int) -> Poly:
+        if not other.terms:
+            return self
         total = dict(self.terms)
         for monomial, factor in other.terms:
             total[monomial] = total.get(monomial, 0) + sign * factor
@@ -129,6 +131,8 @@ class Poly:
     def __mul__(self, other: Poly | int) -> Poly:
         total: dict[Monomial, int] = {}
         terms = as_poly(other).terms
+        if terms == _ONE:
+            return self
         for left, a in self.terms:
             for right, b in terms:
                 monomial = tuple(sorted(left + right, key=_word)) if left and right else left or right
@@ -273,6 +277,10 @@ class Poly:
         return text.removeprefix("+")
 
     __repr__ = __str__
+
+
+#: the terms of 1
+_ONE: tuple[tuple[Monomial, int], ...] = (((), 1),)
 
 
 def _word(atom: Atom) -> str:

@@ -65,16 +65,18 @@ def _parsed(text: str) -> Poly:
 
 def parse_fraction(text: Any) -> Fraction:
     """A number such as ``"-3/4"``; raises ValueError for other notations, whose values may be of any length."""
-    if isinstance(text, str) and _FRACTION.fullmatch(text):
-        return _fraction(text)
+    if isinstance(text, str) and len(text) <= 2 * _MOST_DIGITS + 2:
+        found = _fraction(text)
+        if found is not None:
+            return found
     if isinstance(text, int) and len(str(text)) <= _MOST_DIGITS:
         return Fraction(text)
     raise ValueError(f"a fraction is two integers of at most {_MOST_DIGITS} digits, but got {_short(text)}")
 
 
 @lru_cache(maxsize=4096)
-def _fraction(text: str) -> Fraction:
-    return Fraction(text)
+def _fraction(text: str) -> Fraction | None:
+    return Fraction(text) if _FRACTION.fullmatch(text) else None
 
 
 def _bounded(poly: Poly) -> Poly:

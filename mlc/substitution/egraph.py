@@ -135,16 +135,23 @@ class EGraph:
         """The class of an operator over classes. Raises :class:`~mlc.operators.tensor.ShapeError` where they do not
         fit it. A padding is kept in numbers; one that "same" comes to is entered under this name too, so that what a
         rule says of one holds for the other."""
-        inputs = tuple(map(self.find, inputs))
-        node = ENode(op, inputs, self._one(attributes) if self._sizes else attributes)
+        node = self._node(op, attributes, inputs)
         if self._key(node) in self._known:
             return self.find(self._known[self._key(node)])
         shape = self._shape(node)
-        constant = fixed(shape) and all(self.constant[i] for i in inputs)
+        constant = fixed(shape) and all(self.constant[i] for i in node.inputs)
         made, *others = [self._put(each, shape, constant, rule) for each in self._paddings(node)]
         for other in others:
             self.merge(made, other)
         return self.find(made)
+
+    def known(self, op: str, attributes: Attributes, inputs: Sequence[int]) -> int | None:
+        """The class of an operator over classes, if it has one."""
+        each = self._known.get(self._key(self._node(op, attributes, inputs)))
+        return None if each is None else self.find(each)
+
+    def _node(self, op: str, attributes: Attributes, inputs: Sequence[int]) -> ENode:
+        return ENode(op, tuple(map(self.find, inputs)), self._one(attributes) if self._sizes else attributes)
 
     def _put(self, node: ENode, shape: tuple[int, ...], constant: bool, rule: str | None) -> int:
         key = self._key(node)

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from mlc.config import user_data_dir
 from mlc.errors import MlcError
@@ -29,31 +31,46 @@ _verdicts: dict[str, bool] = {}
 
 def trusted(rule: Rule) -> bool:
     """Whether the rule's certificate is valid; a warning with the reason where it is not."""
+    return _valid(rule, _checked)
+
+
+def _valid(rule: Rule, check: Callable[[Rule], bool]) -> bool:
+    """What was found of the rule before, or else what ``check`` finds, which may raise an error with the reason."""
     try:
         text = json.dumps(dump_rule(rule), sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError):
         text = ""
     digest = hashlib.sha256(f"{_checker()} {text}".encode()).hexdigest()
     if text and digest not in _verdicts:
-        _verdicts[digest] = digest in _remembered() or _checked(rule, digest)
+        found = digest in _remembered().digests
+        if not found:
+            try:
+                found = check(rule)
+            except MlcError as error:
+                warnings.warn(f"a rule must have a valid certificate to be applied, but {error}; it is left out",
+                              stacklevel=4)
+            if found:
+                _remember(digest)
+        _verdicts[digest] = found
     return _verdicts.get(digest, False)
 
 
-def _checked(rule: Rule, digest: str) -> bool:
-    from mlc.substitution.check import check_instance, check_proof, general_of
+def _checked(rule: Rule) -> bool:
+    from mlc.substitution.check import check_instance, general_of
 
-    try:
-        general = general_of(rule)
-        if general is None:
-            check_proof(rule)
-        elif trusted(general):  # once for all of its instances
-            check_instance(rule, general)
-        else:
-            return False
-    except MlcError as error:
-        warnings.warn(f"a rule must have a valid certificate to be applied, but {error}; it is left out", stacklevel=4)
+    general = general_of(rule)
+    if general is None:
+        return _proved(rule)
+    if not _valid(general, _proved):  # once for all of its instances
         return False
-    _remember(digest)
+    check_instance(rule, general)
+    return True
+
+
+def _proved(rule: Rule) -> bool:
+    from mlc.substitution.check import check_proof
+
+    check_proof(rule)
     return True
 
 
@@ -66,31 +83,35 @@ def _checker() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
+class _Remembered(NamedTuple):
+    place: Path
+    digests: set[str]
+
+
 @cache
-def _remembered() -> set[str]:
+def _remembered() -> _Remembered:
+    place = user_data_dir() / _FILE
     try:
-        place = _place()
-        return set(place.read_text("ascii").split()) if place.stat().st_size <= _MOST_BYTES else set()
+        known = place.read_text("ascii").split() if place.stat().st_size <= _MOST_BYTES else ()
     except (OSError, ValueError):
-        return set()
+        known = ()
+    return _Remembered(place, set(known))
 
 
 def _remember(digest: str) -> None:
     """Note it for the next process; a folder that cannot be written to costs time alone."""
-    known = _remembered()
+    place, known = _remembered()
     known.add(digest)
-    place = _place()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if len(known) > _MOST else os.O_APPEND)
-        handle = os.open(place, flags, 0o600)
+        try:
+            handle = os.open(place, flags, 0o600)
+        except FileNotFoundError:  # the folder is not there yet
+            place.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(place, flags, 0o600)
         try:
             os.write(handle, f"{digest}\n".encode("ascii"))
         finally:
             os.close(handle)
     except OSError:
         pass
-
-
-def _place() -> Path:
-    return user_data_dir() / _FILE

@@ -117,6 +117,27 @@ _JSON: tuple[Any, ...] = (None, True, False, -1, 0, 1, 10**9, 10**40, 1.5, float
                           [["1", [["lo", "@0//1"]]]], [["1", [["pos", "@0//2", []]]]])
 
 
+def _shifted(rng: Random) -> Data:
+    """Numbers of terms, variables, facts and conditions that are one off: neighbours that are there as well."""
+    data = _of_the_right_rule(rng)
+    certificate = data["certificate"]
+    found = [(where, key) for part in ("assume", "demands", "outputs", "backward") if certificate[part]
+             for where, key in _places(certificate[part]) if type(where[key]) is int]
+    for where, key in rng.sample(found, min(len(found), rng.choice((1, 2, 4)))):
+        where[key] += rng.choice((-1, 1))
+    return data
+
+
+def _exchanged(rng: Random) -> Data:
+    """Two parts of proofs that are of one kind stand in each other's place: witnesses, mappings, cases, atoms."""
+    data = _of_the_right_rule(rng)
+    places = [(where, key) for where, key in _places(data["certificate"]["outputs"]) if isinstance(where[key], list)]
+    for _ in range(rng.choice((1, 2))):
+        (one, i), (other, j) = rng.sample(places, 2)
+        one[i], other[j] = (json.loads(json.dumps(each)) for each in (other[j], one[i]))
+    return data
+
+
 def _steps(change: Callable[[Random, list[Any]], None]) -> Callable[[Random], Data]:
     """The steps of one output changed as a list."""
     def make(rng: Random) -> Data:
@@ -428,7 +449,7 @@ _FORGERIES: dict[str, Callable[[Random], Data]] = {
     "guard eaten": _eaten_guard, "unbound size": _unbound_size, "target cancels": _target_first,
     "member forgotten": _member_forgotten, "assumption": _wrong_assumption, "hidden attribute": _hidden_attribute,
     "divisor": _divisor, "not the largest": _not_the_largest, "cases": _cases,
-    "cases again": _cases, "new steps": _new_steps,
+    "cases again": _cases, "new steps": _new_steps, "numbers shifted": _shifted, "parts exchanged": _exchanged,
 }
 STRATEGIES = tuple(_FORGERIES)
 

@@ -114,7 +114,7 @@ def search(
 def _wrong(rules: Iterable[Rule]) -> set[int]:
     """The identities of those whose certificates are not valid."""
     with uncollected():
-        return {id(rule) for rule in rules if not trusted(rule)}
+        return {each for each, rule in {id(rule): rule for rule in rules}.items() if not trusted(rule)}
 
 
 def _searched(

@@ -47,14 +47,14 @@ def check_rule(rule: Rule) -> None:
     """:func:`check` of a rule that was read."""
     general = general_of(rule)
     if general is not None:
-        check_rule(general)
+        check_proof(general)
         check_instance(rule, general)
     else:
         check_proof(rule)
 
 
 def check_proof(rule: Rule) -> None:
-    """The certificate proves the rule, if :func:`general_of` finds that it is a proof."""
+    """The certificate proves the rule, if :func:`general_of` finds that it is a proof or has found the rule in one."""
     with _explained(rule):
         assert rule.certificate is not None
         _proved(rule, rule.certificate)
@@ -71,8 +71,8 @@ def general_of(rule: Rule) -> Rule | None:
         if "general" not in certificate:
             return None
         general = load_rule(certificate["general"])
-        need(isinstance(general.certificate, Mapping) and general.blocks and not rule.blocks,
-             "it must be of a proved rule with blocks")
+        need(isinstance(general.certificate, Mapping) and "general" not in general.certificate and general.blocks
+             and not rule.blocks, "it must be of a proved rule with blocks")
         return general
     return None
 
@@ -132,12 +132,12 @@ class _Check:
     """``values`` are the sizes that were solved for, ``facts`` what is at least 0 of the others, ``sizes``."""
 
     def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        need(not any(s[0] in "$@" for s in rule.symbols), "sizes must have names that begin with letters")
+        self.rule, symbols = rule, rule.symbols
+        need(not any(s[0] in "$@" for s in symbols), "sizes must have names that begin with letters")
         need(WITHIN not in rule.shapes, f"no input may be called {WITHIN!r}")
-        self.sizes = set(rule.symbols)
+        self.symbols, self.sizes = frozenset(symbols), set(symbols)
         self.values: dict[str, Poly] = {}
-        self.facts = [name(s) - 1 for s in rule.symbols]
+        self.facts = [name(s) - 1 for s in symbols]
         self._source: _Side | None = None
 
     def run(self, certificate: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ class _Check:
                 return value.substitute(self.values)
             return tuple(put(v) for v in value) if isinstance(value, tuple) else value
 
-        unbound = {s for node in graph.nodes for v in node.attributes.values() for s in _free(v)} - {*self.rule.symbols}
+        unbound = {s for node in graph.nodes for v in node.attributes.values() for s in _free(v)} - self.symbols
         need(not unbound, f"the sizes {sorted(unbound)} are unbound")
         require = Requirements()
         at: dict[Any, Tensor] = {n: tensor_input(n, [as_poly(s).substitute(self.values) for s in shape])

@@ -17,7 +17,7 @@ from mlc.substitution.check.elements import WITHIN, bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, need, positive, translated
 from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
-from mlc.substitution.check.play import Steps
+from mlc.substitution.check.play import Nested
 from mlc.substitution.check.terms import Term, collected, divisor_of, is_size, make_term, opposites, substituted, under
 
 __all__ = ["Cover", "demands_of", "divisors_of"]
@@ -46,7 +46,8 @@ def _demands(value: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
         case Select(conditions, then, otherwise):
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
             yield from (under(t, guards) for t in _demands(then, names))
-            yield from (under(t, case) for case in opposites(guards) for t in _demands(otherwise, names))
+            others = list(_demands(otherwise, names))
+            yield from (under(t, case) for case in (opposites(guards) if others else ()) for t in others)
         case Within(index, extent, there):
             places = tuple(translated(p).substituted(names) for p in (index, extent))
             yield Term(Fraction(1), (), (), (("read", WITHIN, places),))
@@ -84,7 +85,7 @@ def _bound(variables: Any, conditions: Any, body: Scalar, names: Mapping[str, Ex
         yield make_term(term.factor, (*bound, *term.names), (*ranges, *term.guards), term.atoms)
 
 
-class Cover(Steps):
+class Cover(Nested):
     """Shows that every demand of ``wanted`` is one of ``given`` or holds anyway: none of ``wanted`` may be left."""
 
     def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], wanted: Sequence[Term],
@@ -125,7 +126,6 @@ class Cover(Steps):
         need(at_least_zero(atom[2]), "every term must be plainly at least 0")
         need(atom[1] == "sqrt" or above_zero(atom[2]), "a term must be plainly above 0")
         del self.terms[i]
-
 
     def do_nonzero(self, j: int, path: Any) -> None:
         """So the reciprocal of that part is defined where the source is."""

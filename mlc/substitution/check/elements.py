@@ -50,8 +50,8 @@ def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
             return product
         case Select(conditions, then, otherwise):
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
-            found = [under(t, guards) for t in terms_of(then, names)]
-            return _few(found + [under(t, case) for case in opposites(guards) for t in terms_of(otherwise, names)])
+            found, others = [under(t, guards) for t in terms_of(then, names)], terms_of(otherwise, names)
+            return _few(found + [under(t, case) for case in opposites(guards) for t in others] if others else found)
         case Within(_, _, there):
             return terms_of(there, names)
         case Sum(variables, body):

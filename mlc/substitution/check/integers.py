@@ -21,13 +21,14 @@ from typing import Any, NamedTuple, TypeAlias
 from mlc.errors import MlcError
 from mlc.operators.index import Condition, FloorDiv, Lookup, Poly, Symbol
 
-__all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need",
-           "number", "parse", "positive", "quotient", "spend", "translated", "walked"]
+__all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "bounded", "combined", "guard_of",
+           "name", "need", "number", "parse", "positive", "quotient", "spend", "translated", "walked"]
 
 #: what one check may look at: terms that are made, multiplied and compared, twenty times what the longest of a shipped
 #: certificate takes (39,334); and what an expression may be at most
 _WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 800_000, 2_000, 24, 60, 40, 4_000
 _LARGEST = 10**_DIGITS
+_LEAST = -_LARGEST
 _TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%(),\[\]]))")
 
 
@@ -112,19 +113,21 @@ def _key(atom: Atom) -> str:
 class Expr:
     """A polynomial with integer coefficients; immutable. ``terms`` maps sorted products of atoms to factors, none 0.
 
-    Two are equal if they are the same polynomial in the same atoms.
+    Two are equal if they are the same polynomial in the same atoms. Whoever makes one leaves the ``terms`` to it.
     """
 
-    __slots__ = ("_hash", "_names", "_text", "terms")
+    __slots__ = ("_hash", "_names", "_negative", "_text", "terms")
 
-    def __init__(self, terms: Mapping[Monomial, int]) -> None:
-        self.terms = kept = dict(terms) if all(terms.values()) else {m: c for m, c in terms.items() if c}
+    def __init__(self, terms: dict[Monomial, int]) -> None:
+        self.terms = kept = terms if all(terms.values()) else {m: c for m, c in terms.items() if c}
         self._hash: int | None = None
         self._names: frozenset[str] | None = None
+        self._negative: Expr | None = None
         self._text: str | None = None
         spend(1 + len(kept))
+        wide = len(kept) > _TERMS
         for monomial, factor in kept.items():
-            if len(monomial) > _DEGREE or not -_LARGEST < factor < _LARGEST or len(kept) > _TERMS:
+            if not _LEAST < factor < _LARGEST or wide or len(monomial) > _DEGREE:
                 raise CertificateError(f"a polynomial must have at most {_TERMS} terms of at most {_DEGREE} factors "
                                        f"and {_DIGITS} digits")
 
@@ -142,7 +145,10 @@ class Expr:
             found: set[str] = set()
             for monomial in self.terms:
                 for atom in monomial:
-                    found.update({atom} if isinstance(atom, str) else (n for p in _inside(atom) for n in p.names))
+                    if isinstance(atom, str):
+                        found.add(atom)
+                    else:
+                        found.update(*(p.names for p in _inside(atom)))
             self._names = frozenset(found)
         return self._names
 
@@ -150,7 +156,10 @@ class Expr:
         return self._plus(number(other) if isinstance(other, int) else other, 1)
 
     def __neg__(self) -> Expr:
-        return Expr({m: -c for m, c in self.terms.items()})
+        if self._negative is None:
+            self._negative = Expr({m: -c for m, c in self.terms.items()})
+            self._negative._negative = self
+        return self._negative
 
     def __sub__(self, other: Expr | int) -> Expr:
         right = number(other) if isinstance(other, int) else other
@@ -158,6 +167,9 @@ class Expr:
         return self._plus(right, -1)
 
     def _plus(self, other: Expr, sign: int) -> Expr:
+        if not other.terms:
+            spend(1)
+            return self
         total = dict(self.terms)
         for monomial, factor in other.terms.items():
             total[monomial] = total.get(monomial, 0) + sign * factor
@@ -190,6 +202,19 @@ class Expr:
 
         return _rebuilt(self, of)
 
+    def renamed(self, names: Mapping[str, str]) -> Expr:
+        """With names that nothing else has in place of names."""
+        if self.names.isdisjoint(names):
+            return self
+        spend(1 + len(self.terms))
+        total: dict[Monomial, int] = {}
+        for monomial, factor in self.terms.items():
+            plain = tuple(sorted([names.get(a, a) for a in monomial if isinstance(a, str)]))
+            if len(plain) < len(monomial):
+                return self.substituted({old: name(new) for old, new in names.items()})
+            total[plain] = factor
+        return Expr(total)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expr) and self.terms == other.terms
 
@@ -217,6 +242,17 @@ class Expr:
         return "".join(parts).removeprefix("+") or "0"
 
 
+def combined(parts: Iterable[tuple[int, Expr]]) -> Expr:
+    """The sum of multiples of polynomials."""
+    total: dict[Monomial, int] = {}
+    for factor, expr in parts:
+        spend(1 + len(expr.terms))
+        need(_LEAST < factor < _LARGEST, "a factor of a witness has too many digits")
+        for monomial, c in expr.terms.items():
+            total[monomial] = total.get(monomial, 0) + factor * c
+    return Expr(total)
+
+
 #: the terms of 1
 _ONE: dict[Monomial, int] = {(): 1}
 
@@ -233,7 +269,7 @@ def name(text: str) -> Expr:
 
 def _rebuilt(expr: Expr, of: Callable[[Atom], Expr | None]) -> Expr:
     """With ``of`` each atom in its place; the atom itself where that is None."""
-    spend(1 + len(expr.terms))
+    work = 1 + len(expr.terms)
     total: dict[Monomial, int] = {}
     for monomial, factor in expr.terms.items():
         product: Expr | None = None
@@ -247,10 +283,11 @@ def _rebuilt(expr: Expr, of: Callable[[Atom], Expr | None]) -> Expr:
         if product is None:
             total[monomial] = total.get(monomial, 0) + factor
             continue
-        spend(1 + len(product.terms))
+        work += 1 + len(product.terms)
         for one, c in product.terms.items():
             both = tuple(sorted(kept + one, key=_key)) if kept and one else kept or one
             total[both] = total.get(both, 0) + factor * c
+    spend(work)
     return Expr(total)
 
 
@@ -347,6 +384,8 @@ def parse(text: Any, values: Mapping[str, Expr], sizes: Iterable[str]) -> Expr:
     if isinstance(text, int):
         return number(int(text))
     need(isinstance(text, str) and len(text) <= _LETTERS, f"a text must have at most {_LETTERS} letters")
+    if text in values:
+        return values[text]
     reader = _Reader(_tokens(text), values, frozenset(sizes))
     value = reader.sum(0)
     need(reader.at == len(reader.tokens), f"{text[:60]!r} is no integer expression")
@@ -427,20 +466,22 @@ class _Reader:
 @lru_cache(maxsize=1 << 14)
 def translated(poly: Poly) -> Expr:
     """A polynomial of the specifications; a remainder ``n % d`` is ``n - d * (n // d)``."""
-    total = number(0)
+    plain: dict[Monomial, int] = {}
+    others: list[tuple[int, Expr]] = []
     for monomial, factor in poly.terms:
-        product = number(factor)
+        names = tuple(sorted([atom.name for atom in monomial if isinstance(atom, Symbol)]))
+        if len(names) == len(monomial):
+            plain[names] = plain.get(names, 0) + factor
+            continue
+        product = Expr({names: 1})
         for atom in monomial:
-            if isinstance(atom, Symbol):
-                product = product * name(atom.name)
-                continue
             if isinstance(atom, Lookup):
                 product = product * Expr({(Element(atom.tensor, map(translated, atom.indices)),): 1})
-                continue
-            n, d = translated(atom.numerator), translated(atom.denominator)
-            product = product * (quotient(n, d) if isinstance(atom, FloorDiv) else n - d * quotient(n, d))
-        total = total + product
-    return total
+            elif not isinstance(atom, Symbol):
+                n, d = translated(atom.numerator), translated(atom.denominator)
+                product = product * (quotient(n, d) if isinstance(atom, FloorDiv) else n - d * quotient(n, d))
+        others.append((factor, product))
+    return combined([*others, (1, Expr(plain))]) if others else Expr(plain)
 
 
 class Guard(NamedTuple):

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
-from mlc.substitution.check.integers import CertificateError, Expr, Guard, name, need, number, positive, spend
+from mlc.substitution.check.integers import CertificateError, Expr, Guard, need, number, positive, spend
 
 __all__ = [
     "Member", "Term", "changed", "collected", "divisor_of", "filled", "free_names", "fresh_name", "inequalities",
@@ -142,8 +142,13 @@ def divisor_of(atom: Any) -> Any:
 
 def changed(term: Term, of: Callable[[Expr], Expr]) -> Term:
     """The term with ``of`` of each polynomial in its place."""
-    return make_term(term.factor, term.names, [Guard(of(g.expr), g.relation) for g in term.guards],
+    return make_term(term.factor, term.names, [_changed_guard(g, of) for g in term.guards],
                      [_changed_atom(a, of) for a in term.atoms])
+
+
+def _changed_guard(guard: Guard, of: Callable[[Expr], Expr]) -> Guard:
+    expr = of(guard.expr)
+    return guard if expr is guard.expr else Guard(expr, guard.relation)
 
 
 def _changed_atom(atom: Any, of: Callable[[Expr], Expr]) -> Any:
@@ -165,9 +170,8 @@ def substituted(term: Term, values: Mapping[str, Expr]) -> Term:
 def renamed(member: Member) -> Member:
     """The member with names that nothing else has."""
     values = {old: fresh_name() for old in member.names}
-    to = {old: name(new) for old, new in values.items()}
-    return Member(tuple(values.values()), tuple(Guard(g.expr.substituted(to), g.relation) for g in member.guards),
-                  tuple(substituted(t, to) for t in member.body))
+    return Member(tuple(values.values()), tuple(Guard(g.expr.renamed(values), g.relation) for g in member.guards),
+                  tuple(changed(t, lambda expr: expr.renamed(values)) for t in member.body))
 
 
 def unshared(term: Term) -> Term:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import lcm
 from typing import Any, TypeAlias
 
-from mlc.substitution.check.integers import CertificateError, Expr, Guard, Quotient, need, number, walked
+from mlc.substitution.check.integers import CertificateError, Expr, Guard, Quotient, combined, need, number, walked
 from mlc.substitution.codec import parse_fraction
 
 __all__ = ["Reader", "as_quotient", "check_division", "check_guard", "check_witness", "swapped"]
@@ -34,14 +34,16 @@ def check_witness(witness: Sequence[Any], goal: Expr | None, facts: Sequence[Exp
     ``-goal - 1 >= 0``, among them. The second is a contradiction, so that the goal holds: integers lie 1 apart.
     """
     need(len(witness) <= _PRODUCTS and depth <= _DEPTH, "a witness is too long")
+    if not witness and goal is not None and not goal.terms:
+        return
     factors = [parse_fraction(factor) for factor, _ in witness]
-    need(all(f > 0 for f in factors), "the factors of a witness must be positive")
-    scale = lcm(*(f.denominator for f in factors)) if factors else 1
-    total, opposite = number(0), False
+    scale = lcm(*(f.denominator for f in factors))
+    parts, opposite = [], False
     for factor, (_, refs) in zip(factors, witness, strict=True):
+        need(factor.numerator > 0, "the factors of a witness must be positive")
         if len(refs) > _FACTORS:
             raise CertificateError(f"a product of a witness must have at most {_FACTORS} factors")
-        product = number(int(factor * scale))
+        product = number(1)
         for ref in refs:
             if ref == -1 and goal is not None:
                 opposite, fact = True, -goal - 1
@@ -51,8 +53,9 @@ def check_witness(witness: Sequence[Any], goal: Expr | None, facts: Sequence[Exp
             else:
                 fact = _axiom(ref, facts, read, depth)
             product = product * fact
-        total = total + product
-    direct = goal is not None and not opposite and total == goal * scale
+        parts.append((factor.numerator * (scale // factor.denominator), product))
+    total = parts[0][1] if len(parts) == 1 and parts[0][0] == 1 else combined(parts)
+    direct = goal is not None and not opposite and total == (goal if scale == 1 else goal * scale)
     if not direct and total != number(-scale):
         raise CertificateError(f"a witness of {goal} >= 0 adds up to something else")
 

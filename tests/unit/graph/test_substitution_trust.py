@@ -72,6 +72,23 @@ def test_wrong_rule_with_the_certificate_of_a_right_one_is_not_applied() -> None
         assert built(Rewrite(wrong), twice()) == [False]
 
 
+def test_rule_that_says_what_is_known_is_not_asked_for_its_certificate() -> None:
+    """Of the same graph another rule that says the same tells it nothing; one that says something else does."""
+    right = rule("twice", *TWICE)
+    again, other = (replace(rule(name, "x[n,m]", "relu(relu(x))", target, proved=False), certificate=right.certificate)
+                    for name, target in (("again", "relu(x)"), ("other", "neg(x)")))
+    egraph, _ = EGraph.of(twice())
+    egraph.unproved = {}
+    [match] = Rewrite(right).matches(egraph)
+    assert Rewrite(right).build(egraph, match) and egraph.unproved == {id(right): right}
+    egraph.rebuild()
+    egraph.unproved.clear()
+    size = len(egraph)
+    assert not any(Rewrite(again).build(egraph, each) for each in list(Rewrite(again).matches(egraph)))
+    assert not egraph.unproved and len(egraph) == size
+    assert Rewrite(other).build(egraph, match) and egraph.unproved == {id(other): other}
+
+
 def test_certificate_is_checked_once_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
     monkeypatch.setattr("mlc.substitution.check.check_proof", lambda one: checked.append(one.name))
@@ -230,6 +247,9 @@ def test_rule_for_many_ranks_is_checked_once(monkeypatch: pytest.MonkeyPatch) ->
     assert one.certificate is not None
     other = {**one.certificate["general"], "certificate": {**(general.certificate or {}), "outputs": []}}
     with pytest.warns(UserWarning, match="differ in their number of outputs"):
+        assert not trust.trusted(replace(one, certificate={**one.certificate, "general": other}))
+    other["certificate"] = {**(general.certificate or {}), "general": one.certificate["general"]}
+    with pytest.warns(UserWarning, match="it must be of a proved rule with blocks"):
         assert not trust.trusted(replace(one, certificate={**one.certificate, "general": other}))
 
 

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from mlc.substitution.check import CertificateError, check
-from mlc.substitution.check.integers import Guard, bounded, name
+from mlc.substitution.check.integers import Guard, bounded, name, parse
 from mlc.substitution.check.maxima import GENTLE, GROWING, never_zero
 from mlc.substitution.check.play import AtLeast, Play
 from mlc.substitution.check.terms import Member, Term
@@ -203,6 +203,40 @@ def test_a_maximum_that_may_be_of_nothing_is_not_counted(extent, taken):
     goal = play(Play, term, facts=[X])
     with pytest.raises(CertificateError, match="are left" if taken else "of nothing"):
         goal.run([["count", 0, 0, [["1", [0]], ["1", []]] if taken else [["1", [0]], ["1", [1]], ["1", []]]]])
+
+
+@pytest.mark.parametrize(("beside", "divisors", "context", "kept"), [
+    ((), (), (), True),
+    (("$b",), (), (), True),
+    (("$a",), (), (), False),
+    ((), ("$a",), (), False),
+    ((), (), ("$a",), False),
+])
+def test_a_term_keeps_its_names_where_it_binds_them_alone(beside, divisors, context, kept):
+    """Else what is known of a variable there were known of another one, which only has its name."""
+    def term(*names):
+        return Term(Fraction(1), names, tuple(Guard(name(n), ">=") for n in names), (("read", "x", ()),))
+
+    given = [Term(Fraction(1), (n,), (), (("call", "1/", (term(),)),)) for n in divisors]
+    play = Play(frozenset(), context, [], given, [term("$a"), *map(term, beside)])
+    assert (play.at(0)[0].names == ("$a",)) == kept
+    assert play.terms[0].guards == (Guard(name(play.terms[0].names[0]), ">="),)
+
+
+def test_a_term_whose_atoms_bind_its_names_gets_others():
+    inner = Term(Fraction(1), ("$a",), (Guard(name("$a"), ">="),), (("read", "x", (name("$a"),)),))
+    for atom in (("call", "exp", (inner,)), ("max", (Member(("$a",), inner.guards, ()),))):
+        play = Play(frozenset(), (), [], [], [inner._replace(atoms=(atom,))])
+        assert play.at(0)[0].names != ("$a",)
+
+
+@pytest.mark.parametrize("text", ["3*@0*$0*n + $1 - 2", "(@0 + $1)//2 * $0", "i[$0, @0 + 1] * $1", "n + 7"])
+def test_names_are_renamed_as_they_are_replaced(text):
+    values = {"@0": name("$x"), "$0": name("$y"), "$1": name("$z")}
+    expr = parse(text, values, ["n"])
+    new = {"$x": "$c900", "$y": "$c1", "$w": "$c2"}
+    assert expr.renamed(new) == expr.substituted({old: name(to) for old, to in new.items()})
+    assert str(expr.renamed(new)) == str(expr.substituted({old: name(to) for old, to in new.items()}))
 
 
 def test_many_terms_in_many_cases_take_too_long():
