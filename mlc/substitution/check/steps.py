@@ -96,7 +96,7 @@ class Steps(Known):
         if not term.names:
             return True
         spend(1 + len(others))
-        bound = {*self.context}.union(*(t.names for t in others))
+        bound = {*self.context, *self.sizes}.union(*(t.names for t in others))
         return len({*term.names}) == len(term.names) and bound.isdisjoint(term.names) and all(
             atom[0] in ("read", "number") for t in (term, *others) for atom in t.atoms)
 
