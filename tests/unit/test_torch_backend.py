@@ -367,11 +367,9 @@ def test_equal_graphs_are_compiled_once(compiled: list[mlc.Executable]) -> None:
 
 
 def test_graphs_that_differ_in_a_branch_alone_are_two(compiled: list[mlc.Executable]) -> None:
-    def made(factor: float) -> Callable[..., Any]:
-        return lambda which, x: torch.cond(which, lambda x: x * factor, lambda x: x - 1, (x,))
-
-    x, functions = torch.randn(3, 4), [made(2.0), made(3.0)]
-    for function in functions:
+    x = torch.randn(3, 4)
+    for function in (lambda which, x: torch.cond(which, lambda x: x * 2, lambda x: x - 1, (x,)),
+                     lambda which, x: torch.cond(which, lambda x: x * 3, lambda x: x - 1, (x,))):
         got, eagerly = _run(function, torch.tensor(True), x)
         _check(got, function(torch.tensor(True), x))
         assert not eagerly
