@@ -184,12 +184,13 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
 
     from mlc.frontend.torch_complex import in_reals
     from mlc.frontend.torch_experts import expert_translations
+    from mlc.frontend.torch_numbers import with_exact_numbers
     from mlc.frontend.torch_recurrent import TRANSLATIONS
 
     table = {**TRANSLATIONS, **expert_translations()}
     try:
         with quiet():
-            program = in_reals(program, name)
+            program = with_exact_numbers(in_reals(program, name), name)
             made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
             return _of_one_type(made.model_proto)
     except torch.onnx.errors.OnnxExporterError as error:
@@ -221,10 +222,11 @@ def _direct(program: Any, name: str) -> tvm.IRModule:
     from tvm.relax.frontend.torch import from_exported_program
 
     from mlc.frontend.torch_complex import in_reals
+    from mlc.frontend.torch_numbers import with_exact_numbers
     from mlc.frontend.torch_recurrent import TAKEN_APART
 
     with quiet():
-        program = in_reals(program, name)
+        program = with_exact_numbers(in_reals(program, name), name)
         # Here rather than in TVM, so that what is missing is looked up among the operators that will be converted.
         try:
             program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})

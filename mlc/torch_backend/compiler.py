@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import threading
 import warnings
 import weakref
@@ -27,6 +28,7 @@ from mlc.text import one_line
 from mlc.torch_backend.free import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
 from mlc.torch_backend.tracing import trace_recurrent_layers
+from mlc.torch_backend.weights import Weight, is_weight
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
@@ -257,9 +259,8 @@ class _Specialised:
         self, graph: torch.fx.GraphModule, args: Sequence[Any], given: Collection[int], options: Options,
         symbols: Symbols | None = None,
     ) -> None:
-        weights = [(i, arg) for i, arg in enumerate(args) if i not in given and _is_weight(arg)]
-        self._weights = [(i, weakref.ref(weight), _version(weight)) for i, weight in weights]
-        frozen = {i for i, _, _ in self._weights}
+        self._weights = [(i, Weight(arg)) for i, arg in enumerate(args) if i not in given and is_weight(arg)]
+        frozen = {i for i, _ in self._weights}
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
         self._numbers = numbers(symbols or {}, self._inputs)
         wrong = computed(graph, self._numbers)
@@ -304,16 +305,15 @@ class _Specialised:
             if not (all(args[i] == value for i, value in self._others)
                     and all(fit.takes_shape(tuple(arg.shape)) for fit, arg in shapes)):
                 return False
-        return all(args[i] is weight() and _version(args[i]) == version for i, weight, version in self._weights)
+        return all(weight.is_of(args[i]) and weight.is_unchanged() for i, weight in self._weights)
 
     def changed(self, args: Sequence[Any]) -> list[int]:
         """The arguments that are weights inside, but have been written to."""
-        return [i for i, weight, version in self._weights if args[i] is weight() and _version(args[i]) != version]
+        return [i for i, weight in self._weights if weight.is_of(args[i]) and not weight.is_unchanged()]
 
     def current(self) -> bool:
         """Whether the weights inside are still what somebody has."""
-        weights = ((weight(), version) for _, weight, version in self._weights)
-        return all(weight is not None and _version(weight) == version for weight, version in weights)
+        return all(weight.is_unchanged() for _, weight in self._weights)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = self._results_for(args)
@@ -376,18 +376,6 @@ def _number(value: int | float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
 
 
-def _is_weight(arg: Any) -> bool:
-    """Parameters, and the buffers of modules, which Dynamo marks as lying at a static address; but for those made in
-    inference mode, which do not count the changes in place."""
-    return isinstance(arg, torch.Tensor) and not arg.is_inference() and (
-        isinstance(arg, torch.nn.Parameter) or hasattr(arg, "_dynamo_static_input_type"))
-
-
-def _version(tensor: torch.Tensor) -> tuple[int, int]:
-    """Another one after each change in place, but for those of ``tensor.data``, and after ``tensor.data = ...``."""
-    return tensor._version, tensor.data_ptr()
-
-
 _executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
 
 
@@ -420,17 +408,30 @@ def _digest(program: Any, options: Options) -> str:
     digest = hashlib.blake2b(repr(options).encode(), digest_size=20)
     weights = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
     held = {**program.constants, **program.state_dict}
+    _add_graph(digest, program.graph_module, {name: held[target] for name, target in weights.items()})
+    return digest.hexdigest()
+
+
+def _add_graph(digest: Any, module: torch.fx.GraphModule, weights: Mapping[str, torch.Tensor]) -> None:
     order: dict[torch.fx.Node, str] = {}
-    for node in program.graph.nodes:
+    for node in module.graph.nodes:
         order[node] = f"%{len(order)}"
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: order[n])
-        if node.op == "placeholder":
-            value = node.meta["val"]
-            said = _content(held[weights[node.name]]) if node.name in weights else f"{value.shape} {value.dtype}"
+        value = node.meta.get("val")
+        held = weights.get(node.name)
+        if node.op == "get_attr":  # a branch, say
+            held = operator.attrgetter(node.target)(module)
+        if isinstance(held, torch.fx.GraphModule):
+            said = "graph"
+        elif held is not None:
+            said = _content(held)
+        elif node.op == "placeholder":
+            said = f"{value.shape} {value.dtype}" if isinstance(value, torch.Tensor) else f"{value}"
         else:
             said = f"{node.target} {arguments}"
         digest.update(f"{node.op} {said}\n".encode())
-    return digest.hexdigest()
+        if isinstance(held, torch.fx.GraphModule):
+            _add_graph(digest, held, {})
 
 
 def _content(value: torch.Tensor) -> str:

@@ -311,6 +311,40 @@ def test_weights_that_change_are_seen(compiled: list[mlc.Executable]) -> None:
     _check(fast(x), linear(x))
 
 
+@pytest.mark.parametrize("change", [
+    lambda w: w.data.add_(1), lambda w: w.data.copy_(torch.randn(64, 8)), lambda w: w.detach().numpy().__imul__(2)])
+def test_weights_that_change_uncounted_are_seen(change: Callable[..., Any]) -> None:
+    """PyTorch does not count what is written through ``.data`` and through arrays."""
+    linear, x = nn.Linear(8, 64), torch.randn(3, 8)
+    fast = torch.compile(linear, backend="mlc")
+    _check(fast(x), linear(x))
+    version = linear.weight._version
+    change(linear.weight)
+    _check(fast(x), linear(x))
+    assert linear.weight._version == version, "it must not be counted, or this tests nothing"
+
+
+def test_steps_of_fused_optimizers_are_seen() -> None:
+    """PyTorch does not count them; here they change a row of many, which no sample of the elements shows."""
+    table, ids = nn.Embedding(997, 3), torch.tensor([500])
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0, fused=True)
+    fast = torch.compile(table, backend="mlc")
+    for _ in range(3):
+        _check(fast(ids), table(ids))
+        with torch.enable_grad():
+            table(ids).sum().backward()
+        optimizer.step()
+
+
+def test_weights_that_are_said_to_change_are_seen() -> None:
+    table, ids = nn.Embedding(997, 3), torch.tensor([500])
+    fast = torch.compile(table, backend="mlc")
+    _check(fast(ids), table(ids))
+    table.weight.data[500] = 5
+    torch.autograd.graph.increment_version(table.weight)
+    _check(fast(ids), table(ids))
+
+
 def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Executable]) -> None:
     mine, eager = (nn.BatchNorm1d(8) for _ in range(2))
     fast = torch.compile(mine, backend="mlc")
@@ -329,6 +363,16 @@ def test_equal_graphs_are_compiled_once(compiled: list[mlc.Executable]) -> None:
     for _ in range(2):  # and none of them takes the place of another
         for linear in fast:
             _check(fast[linear](x), linear(x))
+    assert len(compiled) == 2
+
+
+def test_graphs_that_differ_in_a_branch_alone_are_two(compiled: list[mlc.Executable]) -> None:
+    x = torch.randn(3, 4)
+    for function in (lambda which, x: torch.cond(which, lambda x: x * 2, lambda x: x - 1, (x,)),
+                     lambda which, x: torch.cond(which, lambda x: x * 3, lambda x: x - 1, (x,))):
+        got, eagerly = _run(function, torch.tensor(True), x)
+        _check(got, function(torch.tensor(True), x))
+        assert not eagerly
     assert len(compiled) == 2
 
 
