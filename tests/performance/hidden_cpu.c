@@ -16,9 +16,10 @@ static void answer(int signal_number, siginfo_t *info, void *context)
 {
     greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
     const unsigned char *at = (const unsigned char *)regs[REG_RIP];
-    (void)info;
     if (at[0] != 0x0f || at[1] != 0xff) {
         signal(signal_number, SIG_DFL); /* the instruction runs again, and ends the process */
+        if (info->si_code <= 0)
+            raise(signal_number); /* as does what a process sent, where none runs again */
         return;
     }
     unsigned leaf = (unsigned)regs[REG_RAX], subleaf = (unsigned)regs[REG_RCX], value[4];
