@@ -28,7 +28,7 @@ from mlc.text import one_line
 from mlc.torch_backend.free import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
 from mlc.torch_backend.tracing import trace_recurrent_layers
-from mlc.torch_backend.weights import Weight, is_weight
+from mlc.torch_backend.weights import Weights, is_weight
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
@@ -259,8 +259,8 @@ class _Specialised:
         self, graph: torch.fx.GraphModule, args: Sequence[Any], given: Collection[int], options: Options,
         symbols: Symbols | None = None,
     ) -> None:
-        self._weights = [(i, Weight(arg)) for i, arg in enumerate(args) if i not in given and is_weight(arg)]
-        frozen = {i for i, _ in self._weights}
+        self._weights = Weights({i: arg for i, arg in enumerate(args) if i not in given and is_weight(arg)})
+        frozen = self._weights.places
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
         self._numbers = numbers(symbols or {}, self._inputs)
         wrong = computed(graph, self._numbers)
@@ -305,15 +305,15 @@ class _Specialised:
             if not (all(args[i] == value for i, value in self._others)
                     and all(fit.takes_shape(tuple(arg.shape)) for fit, arg in shapes)):
                 return False
-        return all(weight.is_of(args[i]) and weight.is_unchanged() for i, weight in self._weights)
+        return self._weights.are(args)
 
     def changed(self, args: Sequence[Any]) -> list[int]:
         """The arguments that are weights inside, but have been written to."""
-        return [i for i, weight in self._weights if weight.is_of(args[i]) and not weight.is_unchanged()]
+        return self._weights.changed(args)
 
     def current(self) -> bool:
         """Whether the weights inside are still what somebody has."""
-        return all(weight.is_unchanged() for _, weight in self._weights)
+        return self._weights.are_unchanged()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = self._results_for(args)

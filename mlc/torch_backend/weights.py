@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Weight", "is_weight"]
+__all__ = ["Weights", "is_weight"]
 
 #: elements of a weight that are compared at each call
-_SAMPLES = 32
+_SAMPLES = 8
 
 
 def is_weight(arg: Any) -> bool:
@@ -24,31 +25,65 @@ def is_weight(arg: Any) -> bool:
         isinstance(arg, torch.nn.Parameter) or hasattr(arg, "_dynamo_static_input_type"))
 
 
-class Weight:
-    """A tensor as it is now.
+class Weights:
+    """Tensors as they are now, by their places among a graph's arguments.
 
     PyTorch counts changes in place, but not those by fused optimizers, through ``tensor.data`` and through arrays that
     share its memory. The steps of optimizers are counted here; of the others, those are seen that change one of
     :data:`_SAMPLES` elements, or another of a tensor that has no more.
     """
 
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self._tensors = {place: _Weight(tensor) for place, tensor in tensors.items()}
+        self._sample = _Sample([address for weight in self._tensors.values() for address in weight.addresses])
+
+    @property
+    def places(self) -> Collection[int]:
+        return self._tensors.keys()
+
+    def are(self, args: Sequence[Any]) -> bool:
+        """Whether they are what stands at their places, unchanged."""
+        return all(weight.is_now(args[i]) for i, weight in self._tensors.items()) and self._sample.is_same()
+
+    def are_unchanged(self) -> bool:
+        """Whether all are still there, and as they were."""
+        tensors = ((weight, weight.tensor()) for weight in self._tensors.values())
+        return all(tensor is not None and weight.is_now(tensor) for weight, tensor in tensors
+                   ) and self._sample.is_same()
+
+    def changed(self, args: Sequence[Any]) -> list[int]:
+        """The places where they stand, but have been written to."""
+        return [i for i, weight in self._tensors.items()
+                if args[i] is weight.tensor() and not (weight.is_now(args[i]) and weight.sample.is_same())]
+
+
+class _Weight:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._version = weakref.ref(tensor), _version(tensor)
+        self.tensor, self._version = weakref.ref(tensor), _version(tensor)
         self._counter = _steps.setdefault(tensor, [0])
         self._steps = self._counter[0]
-        self._elements = _elements(tensor)
-        self._sample = self._elements.tobytes()
+        self.addresses = _addresses(tensor)
+        self.sample = _Sample(self.addresses)
 
-    def is_of(self, arg: Any) -> bool:
-        """Whether the argument is this tensor, changed or not."""
-        return arg is self._tensor()
+    def is_now(self, arg: Any) -> bool:
+        """Whether the argument is this tensor, where it was, and no change of it was counted."""
+        return arg is self.tensor() and self._counter[0] == self._steps and _version(arg) == self._version
 
-    def is_unchanged(self) -> bool:
-        """Whether the tensor is still there, and as it was."""
-        tensor = self._tensor()
-        # the elements only where they still lie, which the version tells
-        return (tensor is not None and self._counter[0] == self._steps and _version(tensor) == self._version
-                and self._elements.tobytes() == self._sample)
+
+class _Sample:
+    """What lies at some addresses, one byte each: read at once, since calls of small models take a millisecond.
+
+    Nothing is kept alive: whoever asks knows that what lay there still does."""
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        low, high = min(addresses, default=0), max(addresses, default=-1)
+        memory: Any = (ctypes.c_ubyte * (high + 1 - low)).from_address(low) if addresses else b""
+        self._memory = np.frombuffer(memory, np.uint8)  # no byte of which is read but at the addresses
+        self._places = np.array(addresses, np.int64) - low
+        self._bytes = self._memory[self._places]
+
+    def is_same(self) -> bool:
+        return bool((self._memory[self._places] == self._bytes).all())
 
 
 _steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # how often an optimizer has changed a tensor, in a list
@@ -72,12 +107,11 @@ def _version(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._version, tensor.data_ptr()
 
 
-def _elements(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Some of the elements, where they lie; reading them keeps nothing alive, so the tensor must be."""
-    if not tensor.numel() or not tensor.data_ptr():
-        return np.empty(0, np.uint8)
-    size = tensor.element_size()
+def _addresses(tensor: torch.Tensor) -> list[int]:
+    """Of some of the elements: of their first bytes, which of numbers are those that change first."""
+    if tensor.device.type != "cpu" or not tensor.numel() or not tensor.data_ptr():
+        return []
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = (ctypes.c_char * (span * size)).from_address(tensor.data_ptr())
     step = -(-span // _SAMPLES) | 1  # odd, lest all lie in the first column of a matrix
-    return np.frombuffer(memory, np.dtype((np.void, size)))[::step]
+    size = tensor.element_size()
+    return [tensor.data_ptr() + size * place for place in range(0, span, step)]
