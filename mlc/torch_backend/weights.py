@@ -108,10 +108,10 @@ def _version(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
-    """Of some of the elements: of their first bytes, which of numbers are those that change first."""
+    """Of the bytes of some of the elements."""
     if tensor.device.type != "cpu" or not tensor.numel() or not tensor.data_ptr():
         return []
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     step = -(-span // _SAMPLES) | 1  # odd, lest all lie in the first column of a matrix
     size = tensor.element_size()
-    return [tensor.data_ptr() + size * place for place in range(0, span, step)]
+    return [tensor.data_ptr() + size * place + byte for place in range(0, span, step) for byte in range(size)]
