@@ -137,6 +137,13 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
                 output_padding=behind, dilation=dilations, groups=channels)
 
 
+def _global_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """TVM's. Raises ``ValueError`` for tensors without an axis to pool over, of which TVM makes a copy."""
+    rank = len(inputs[0].ty.shape)
+    if rank < 3:
+        raise ValueError(f"an image must have at least one axis besides batch and channels, got {rank} axes")
+
+
 def _batch_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """By elementwise arithmetic where a statistic or a weight is no constant: ``x * factor + (bias - mean * factor)``
     with ``factor = scale / sqrt(variance + epsilon)``. Else TVM's operator, which is folded."""
@@ -367,6 +374,9 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "GRU": gru,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    "GlobalAveragePool": _global_pool,
+    "GlobalLpPool": _global_pool,
+    "GlobalMaxPool": _global_pool,
     GROUPED: grouped_mat_mul,
     GROUPED_BITS: grouped_mat_mul_nbits,
     "Hardmax": _hardmax,

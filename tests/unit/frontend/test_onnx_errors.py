@@ -125,6 +125,14 @@ def test_a_use_that_has_no_converter_is_called_by_name(node, initializers, opset
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("operator", ["GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"])
+def test_a_global_pool_of_a_matrix_is_refused(operator):
+    """onnxruntime refuses it, and onnx's evaluator makes one number of all."""
+    node = helper.make_node(operator, ["x"], ["y"], "pool")
+    text = refused(model_of([node], [("x", [3, 10])], [("y", ["a", "b"])]))
+    assert operator in text and "at least one axis besides batch and channels, got 2" in text
+
+
 def test_operator_of_another_domain_is_not_taken_for_the_standard_one():
     node = helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="org.example")
     model = model_of([node], [("x", [3])], [("y", [3])], extra_opsets=[helper.make_opsetid("org.example", 1)])
