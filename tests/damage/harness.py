@@ -227,6 +227,12 @@ def main(
     args = parser.parse_args(argv)
     wanted = cases(args.only or strategies, args.count, args.seed)
     _arguments[:] = check, seconds, extra_bytes
+    if args.state is not None:
+        try:
+            args.state.parent.mkdir(parents=True, exist_ok=True)
+            args.state.open("a").close()
+        except OSError as error:
+            parser.error(f"--state must be a file that can be written to, but {error}")
     known = _noted(args.state)
     console, verdicts = stderr_console(), [known[case] for case in wanted if case in known]
     missing = [case for case in wanted if case not in known]
@@ -257,7 +263,6 @@ def _noted(state: Path | None) -> dict[Case, Verdict]:
 
 def _note(verdict: Verdict, state: Path | None) -> None:
     if state is not None:
-        state.parent.mkdir(parents=True, exist_ok=True)
         noted = [verdict.case.strategy, verdict.case.seed, verdict.outcome.name, verdict.detail, verdict.seconds]
         with state.open("a", encoding="utf-8") as file:
             file.write(json.dumps(noted) + "\n")
