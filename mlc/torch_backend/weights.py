@@ -47,7 +47,7 @@ class Weights:
 
     def are_unchanged(self) -> bool:
         """Whether all are still there, and as they were."""
-        tensors = ((weight, weight.tensor()) for weight in self._tensors.values())
+        tensors = [(weight, weight.tensor()) for weight in self._tensors.values()]  # held until they are read
         return all(tensor is not None and weight.is_now(tensor) for weight, tensor in tensors
                    ) and self._sample.is_same()
 
