@@ -144,6 +144,14 @@ def _global_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         raise ValueError(f"an image must have at least one axis besides batch and channels, got {rank} axes")
 
 
+def _conv_transpose(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """TVM's. Raises ``ValueError`` for weights that are not finite: the zeros that its definition puts between the
+    inputs, multiplied by them, are none."""
+    weight = array_of(inputs[1])
+    if weight is not None and not np.isfinite(weight).all():
+        raise ValueError("the weights of a transposed convolution must be finite, got infinite ones or NaN")
+
+
 def _batch_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """By elementwise arithmetic where a statistic or a weight is no constant: ``x * factor + (bias - mean * factor)``
     with ``factor = scale / sqrt(variance + epsilon)``. Else TVM's operator, which is folded."""
@@ -361,6 +369,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Clip": elementwise.clip,
     "Col2Im": _col2im,
     "ConvInteger": conv_integer,
+    "ConvTranspose": _conv_transpose,
     "Cosh": functools.partial(elementwise.hyperbolic, sign=1),
     "CumProd": _cumulative_product,
     "DFT": dft,

@@ -133,6 +133,17 @@ def test_a_global_pool_of_a_matrix_is_refused(operator):
     assert operator in text and "at least one axis besides batch and channels, got 2" in text
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_transposed_convolution_with_weights_that_are_no_numbers_is_refused(value):
+    """By zeros between the inputs one of infinity would make NaN of all results that do not see it."""
+    weights = np.random.default_rng(0).standard_normal((2, 3, 2, 2), "float32")
+    weights[1, 0, 0, 1] = value
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], "wider", strides=[2, 2])
+    text = refused(model_of([node], [("x", [1, 2, 4, 4])], [("y", [1, 3, 8, 8])],
+                            [numpy_helper.from_array(weights, "w")]))
+    assert "ConvTranspose" in text and "must be finite" in text
+
+
 def test_operator_of_another_domain_is_not_taken_for_the_standard_one():
     node = helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="org.example")
     model = model_of([node], [("x", [3])], [("y", [3])], extra_opsets=[helper.make_opsetid("org.example", 1)])
