@@ -32,8 +32,8 @@ _COPIES = {f"relax.{name}" for name in relax_where(lambda each: each.movement)} 
 #: operators that no copy before them is merged with
 _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_norm", "relax.nn.layer_norm",
           "relax.nn.softmax", "relax.nn.log_softmax", "relax.reshape")
-#: transcendental functions of each other in one kernel
-_DEEPEST = 3
+#: functions of each other in one kernel: transcendental ones, and any
+_DEEPEST, _LONGEST = 3, 64
 #: what main may call in the end
 _LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape", "relax.strided_slice"}
 
@@ -151,14 +151,16 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 
 
 def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-    """Tell FuseOps to keep chains of transcendental functions of each other in kernels of few.
+    """Tell FuseOps to keep chains of functions of each other in kernels of few: of transcendental ones, and of any.
 
-    Their expansions hold their argument several times, by name; TVM's simplifier puts the value there, and takes time
-    that is exponential in the depth: two nested sigmoids 0.03 s, four 1 s, eight more than 45 s.
+    The expansions of the former hold their argument several times, by name; TVM's simplifier puts the value there, and
+    takes time that is exponential in the depth: two nested sigmoids 0.03 s, four 1 s, eight more than 45 s. Inlining
+    takes time that is quadratic in the length of any chain, and a pass over memory is little beside so many operators.
     """
     target = tvm.target.Target.current(allow_none=True)
     gpu = target is not None and str(target.kind.name) == "cuda"
     depth: dict[relax.Var, int] = {}
+    length: dict[relax.Var, int] = {}
     changed: dict[relax.Var, int] = {}
     expanded: set[relax.Var] = set()  # made by kernels with transcendental functions
     for binding in bindings(mod["main"]):
@@ -177,8 +179,9 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
             expanded.discard(var)
             continue
         depth[var] = slow + max((depth.get(arg, 0) for arg in args), default=0)
-        if slow and depth[var] > _DEEPEST:
-            changed[var], depth[var] = OPAQUE, 0
+        length[var] = 1 + max((length.get(arg, 0) for arg in args), default=0)
+        if (slow and depth[var] > _DEEPEST) or length[var] > _LONGEST:
+            changed[var], depth[var], length[var] = OPAQUE, 0, 0
     return _with_patterns(mod, changed)
 
 

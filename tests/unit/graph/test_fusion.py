@@ -111,6 +111,24 @@ def test_deep_chains_of_transcendental_functions_are_cut() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+def test_long_chains_are_cut() -> None:
+    """Inlining takes time that is quadratic in their length."""
+    steps = 75
+
+    def body(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        for _ in range(steps):
+            x = builder.emit(relax.op.nn.relu(relax.op.add(x, relax.const(-0.01, "float32"))))
+        return x
+
+    mod = network((4, 8), body)
+    assert 3 <= len(extract_tasks(optimise(mod, GPU), GPU)) <= 5
+    x = expected = RNG.standard_normal((4, 8)).astype("float32")
+    for _ in range(steps):
+        expected = np.maximum(expected - np.float32(0.01), 0)
+    (got,) = mlc.compile(mod, log=False)(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_kernel_of_a_product_has_one_shape() -> None:
     w = weight(8, 8, 1, 1)
 
