@@ -23,8 +23,8 @@ from typing import Any
 from mlc.config import get, physical_cores
 
 __all__ = [
-    "FLAGS", "HostCpu", "arm_core", "cpu_model", "host_cpu", "host_flags", "machine_id", "native_attrs", "tiles_denied",
-    "tiles_granted",
+    "FLAGS", "HostCpu", "arm_core", "cpu_model", "detected_features", "host_cpu", "host_flags", "machine_id",
+    "native_attrs", "tiles_denied", "tiles_granted", "usable_flags",
 ]
 
 #: Features that LLVM's code generators use by themselves or that tensor intrinsics ask for -> the name of each in
@@ -93,12 +93,18 @@ class HostCpu:
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCpu:
     """This machine's CPU."""
-    import tvm_ffi
     from tvm.target import codegen
 
+    return HostCpu(platform.machine(), str(codegen.llvm_get_system_cpu()), host_flags(), detected_features())
+
+
+@lru_cache(maxsize=1)
+def detected_features() -> Mapping[str, bool]:
+    """Of LLVM's features, whether this machine's CPU answers for each itself; empty where TVM has no LLVM."""
+    import tvm_ffi
+
     detect = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
-    detected = {str(name): bool(there) for name, there in detect().items()} if detect is not None else {}
-    return HostCpu(platform.machine(), str(codegen.llvm_get_system_cpu()), host_flags(), detected)
+    return {} if detect is None else {str(name): bool(there) for name, there in detect().items()}
 
 
 def native_attrs(cpu: HostCpu, triple: str = "") -> dict[str, Any]:
@@ -177,9 +183,20 @@ def _roots(mcpu: str, hidden: tuple[str, ...], triple: str) -> tuple[str, ...]:
 def host_flags() -> frozenset[str] | None:
     """The features that the kernel lists for this machine's CPU and lets this process use; None where it lists none."""
     flags = _listed_flags()
-    if flags is None or not _tiles_of(flags) or tiles_granted():
-        return flags
-    return flags - _tiles_of(flags)
+    return None if flags is None else _without_denied(flags)
+
+
+def usable_flags() -> frozenset[str] | None:
+    """:func:`host_flags`; where the kernel lists none, the flags of what the CPU answers for. None where neither says
+    anything."""
+    if (listed := host_flags()) is not None or not (answers := detected_features()):
+        return listed
+    flags = FLAGS.get(platform.machine(), {})
+    return _without_denied(frozenset(flags[name] for name, there in answers.items() if there and name in flags))
+
+
+def _without_denied(flags: frozenset[str]) -> frozenset[str]:
+    return flags - _tiles_of(flags) if _tiles_of(flags) and not tiles_granted() else flags
 
 
 def _listed_flags() -> frozenset[str] | None:

@@ -6,7 +6,7 @@ import ctypes
 import platform
 from typing import TYPE_CHECKING
 
-from mlc.cpu import FLAGS, host_flags, tiles_granted
+from mlc.cpu import FLAGS, tiles_granted, usable_flags
 
 if TYPE_CHECKING:
     import tvm
@@ -32,7 +32,7 @@ def missing_features(machine: str, needed: tuple[str, ...]) -> tuple[str, ...]:
     whole architecture where it differs from ``machine``."""
     if machine != platform.machine():
         return (machine,)
-    have = host_flags()
+    have = usable_flags()
     if have is None:
         return tuple(name for name in needed if name.startswith("amx_") and not tiles_granted())
     return tuple(name for name in needed if name not in have)

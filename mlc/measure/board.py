@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mlc import runtime
 from mlc.config import physical_cores
-from mlc.cpu import arm_core, host_flags, machine_id
+from mlc.cpu import arm_core, machine_id, usable_flags
 from mlc.errors import MeasureError
 from mlc.measure import wire
 from mlc.measure.data import draws
@@ -46,7 +46,7 @@ class Board:
     def describe(self) -> str:
         """The text of a :class:`mlc.measure.wire.Board`."""
         return wire.Board(
-            machine_id(), runtime.version(), platform.machine(), arm_core(), tuple(sorted(host_flags() or ())),
+            machine_id(), runtime.version(), platform.machine(), arm_core(), tuple(sorted(usable_flags() or ())),
             native_caches(), physical_cores(), draws(),
         ).text()
 

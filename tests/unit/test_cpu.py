@@ -223,6 +223,16 @@ def test_a_list_that_cannot_be_read_is_none(tmp_path, monkeypatch) -> None:
     assert cpu_module.host_flags() is None and cpu_module.cpu_model()
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 extensions")
+def test_where_the_kernel_lists_none_the_cpu_is_asked(tmp_path, monkeypatch) -> None:
+    answers = {"avx2": True, "lzcnt": True, "avx512f": False, "cmov": True}
+    monkeypatch.setattr(cpu_module, "detected_features", lambda: answers)
+    monkeypatch.setenv("MLC_CPUINFO", str(tmp_path / "nowhere"))
+    assert cpu_module.usable_flags() == {"avx2", "abm"}
+    answers.clear()
+    assert cpu_module.usable_flags() is None
+
+
 @pytest.mark.parametrize(("text", "name"), [
     ("CPU implementer\t: 0x41\nCPU part\t: 0xd0b\n", "cortex-a76"),
     ("CPU implementer\t: 0x41\nCPU part\t: 0xd05\nCPU implementer\t: 0x41\nCPU part\t: 0xd41\n", "cortex-a78"),

@@ -81,7 +81,7 @@ def path(bundle: Bundle, folder: Path) -> Path:
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes this machine show the features of a level alone."""
     def shows(flags: frozenset[str]) -> None:
-        monkeypatch.setattr(features, "host_flags", lambda: flags)
+        monkeypatch.setattr(features, "usable_flags", lambda: flags)
 
     yield shows
 

@@ -35,19 +35,20 @@ def test_this_machine_has_what_native_needs() -> None:
 
 
 def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "host_flags", lambda: frozenset({"avx", "fma"}))
+    monkeypatch.setattr(features, "usable_flags", lambda: frozenset({"avx", "fma"}))
     assert features.missing_features(platform.machine(), ("avx", "avx2", "fma", "avx512f")) == ("avx2", "avx512f")
     assert features.missing_features("riscv64", ("avx",)) == ("riscv64",)
 
 
-def test_without_cpuinfo_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "host_flags", lambda: None)
+def test_without_cpuinfo_and_llvm_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "usable_flags", lambda: None)
     assert features.missing_features(platform.machine(), ("avx512f",)) == ()
 
 
 @x86
 def test_what_a_target_needs_and_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "host_flags", lambda: frozenset(features.required_features(resolve("x86-64-v3").tvm)))
+    shown = frozenset(features.required_features(resolve("x86-64-v3").tvm))
+    monkeypatch.setattr(features, "usable_flags", lambda: shown)
     monkeypatch.setattr(features, "driver_missing", lambda: True)
     assert features.lacking(resolve("x86-64-v3")) == ""
     assert features.lacking(resolve("x86-64-v4")).startswith("the instructions avx512bw, avx512cd")

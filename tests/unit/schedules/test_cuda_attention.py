@@ -13,7 +13,7 @@ import tvm
 from harness import check_orders, emulate, refusal
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
-from mlc.cpu import host_flags
+from mlc.cpu import usable_flags
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
@@ -172,7 +172,7 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int, int
 
 
 @needs_gxx
-@pytest.mark.skipif("fma" not in (host_flags() or ()), reason="needs a CPU that multiplies and adds in one step")
+@pytest.mark.skipif("fma" not in (usable_flags() or ()), reason="needs a CPU that multiplies and adds in one step")
 def test_maxima_that_stay_leave_the_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs round no product that a sum takes: what a maximum's is rounded by would come again with every tile."""
     case = attention_case("long", (1, 1), (16, 1024, 16, 16), "float32")
