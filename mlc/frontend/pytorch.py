@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,11 @@ def import_torch(
         try:
             mod = _direct(source, name)
         except UnsupportedOperators as second:
-            raise (first if isinstance(first, UnsupportedOperators) else second) from None
+            if isinstance(first, UnsupportedOperators):
+                raise first from None
+            ours = set(map(str, _translations()))  # these are not why it could not be translated
+            left = {operator: nodes for operator, nodes in second.operators.items() if operator not in ours}
+            raise (UnsupportedOperators(left) if left else second) from None
         return imported(mod, name, inputs)
 
 
@@ -183,18 +187,33 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     import torch
 
     from mlc.frontend.torch_complex import in_reals
-    from mlc.frontend.torch_experts import expert_translations
     from mlc.frontend.torch_numbers import with_exact_numbers
-    from mlc.frontend.torch_recurrent import TRANSLATIONS
 
-    table = {**TRANSLATIONS, **expert_translations()}
     try:
         with quiet():
             program = with_exact_numbers(in_reals(program, name), name)
-            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
+            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=_translations())
             return _of_one_type(made.model_proto)
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(error)}") from error
+        raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(_cause(error))}") from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The exception that all others of the chain were raised for."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What operators are in ONNX that PyTorch has no translation of."""
+    import torch
+
+    from mlc.frontend.torch_experts import expert_translations
+    from mlc.frontend.torch_recurrent import TRANSLATIONS
+    from mlc.frontend.torch_triangular import solve_triangular
+
+    return {**TRANSLATIONS, **expert_translations(), torch.ops.aten.linalg_solve_triangular.default: solve_triangular}
 
 
 def _of_one_type(model: onnx.ModelProto) -> onnx.ModelProto:
