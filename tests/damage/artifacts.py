@@ -17,7 +17,7 @@ import numpy as np
 
 import mlc
 from mlc.artifact import runtime
-from mlc.artifact.features import host_flags
+from mlc.cpu import host_flags
 from tests.damage.artifact_files import CONTENTS, Written, parts, some_range, whole
 from tests.damage.harness import Case, Outcome, main
 
