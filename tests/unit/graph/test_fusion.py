@@ -113,7 +113,7 @@ def test_deep_chains_of_transcendental_functions_are_cut() -> None:
 
 def test_long_chains_are_cut() -> None:
     """Inlining takes time that is quadratic in their length."""
-    steps = 75
+    steps = 150
 
     def body(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
         for _ in range(steps):
