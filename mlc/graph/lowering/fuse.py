@@ -32,7 +32,7 @@ _COPIES = {f"relax.{name}" for name in relax_where(lambda each: each.movement)} 
 #: operators that no copy before them is merged with
 _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_norm", "relax.nn.layer_norm",
           "relax.nn.softmax", "relax.nn.log_softmax", "relax.reshape")
-#: functions of each other in one kernel: transcendental ones, and any
+#: functions of each other in one kernel: transcendental ones, and any (chains of a Mamba that is unrolled are of 68)
 _DEEPEST, _LONGEST = 3, 128
 #: what main may call in the end
 _LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape", "relax.strided_slice"}
