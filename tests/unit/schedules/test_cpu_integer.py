@@ -353,6 +353,14 @@ def test_instructions_of_a_convolution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+def test_sums_of_a_pointwise_convolution_stay_in_registers(name: str) -> None:
+    """A sum on the stack is written and read again in each step: half the rate, were it one of twelve."""
+    loop, _ = _hot_loop(_Conv(dot_form(_target(name)), (1, 256, 28, 28), 64, (1, 1)), name)
+    assert len(re.findall(rf"\s{TARGETS[name][0]}\s", loop)) >= 32
+    assert _stored(loop) == 0
+
+
+@pytest.mark.parametrize("name", TARGETS)
 def test_requantisation_is_vectors(name: str) -> None:
     """Sums become uint8 without a scalar step or a call of the mathematical library."""
     on = _target(name)
