@@ -16,7 +16,7 @@ lose a NaN among numbers, as they do in onnxruntime: to keep it takes them 1.5 t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -113,8 +113,34 @@ class _Roundings:
         return self._made[-1][0]
 
     def store(self, node: tirx.BufferStore) -> Any:
-        own = next((cast for made, cast in self._made if made.same_as(node.value)), None)
-        return node if own is None else tirx.BufferStore(node.buffer, own, node.indices)
+        value = self._own(node.value)
+        return node if value.same_as(node.value) else tirx.BufferStore(node.buffer, value, node.indices)
+
+    def _own(self, value: Any) -> Any:
+        """The value that is stored with its own conversions, where they are all that is made of what is rounded."""
+        choice = _choice(value)
+        if choice is None:
+            return next((cast for made, cast in self._made if made.same_as(value)), value)
+        parts = [self._own(part) for part in choice.parts]
+        same = all(new.same_as(old) for new, old in zip(parts, choice.parts, strict=True))
+        return value if same else choice.of(choice.condition, *parts)
+
+
+class _Choice(NamedTuple):
+    """One of two values by a condition, and what makes such a value of others."""
+
+    condition: Any
+    parts: tuple[Any, Any]
+    of: Callable[[Any, Any, Any], Any]
+
+
+def _choice(value: Any) -> _Choice | None:
+    if isinstance(value, tirx.Select):
+        return _Choice(value.condition, (value.true_value, value.false_value), tirx.Select)
+    if isinstance(value, Call) and op_name(value) == "if_then_else":
+        condition, *parts = value.args
+        return _Choice(condition, (parts[0], parts[1]), tirx.if_then_else)
+    return None
 
 
 def _narrowed(node: tirx.BufferStore) -> Any:
@@ -132,13 +158,14 @@ _COMPUTED = (Call, tirx.Select, tirx.Max, tirx.Min, tirx.Add, tirx.Sub, tirx.Mul
 
 def _stored_bits(value: Any) -> Any:
     """The uint16 of a number that is rounded to bfloat16, or of a choice of such; None where TVM may round it."""
-    if isinstance(value, tirx.Select):
-        given = value.true_value, value.false_value
-        parts = [_stored_bits(part) for part in given]
+    choice = _choice(value)
+    if choice is not None:
+        parts = [_stored_bits(part) for part in choice.parts]
         if all(part is None for part in parts):
             return None
-        parts = [_constant_bits(each) if part is None else part for part, each in zip(parts, given, strict=True)]
-        return tirx.Select(value.condition, *parts) if all(part is not None for part in parts) else None
+        parts = [_given_bits(each) if part is None else part
+                 for part, each in zip(parts, choice.parts, strict=True)]
+        return choice.of(choice.condition, *parts) if all(part is not None for part in parts) else None
     if not _rounds(value):
         return None
     variables: list[Any] = []
@@ -156,8 +183,10 @@ def _stored_bits(value: Any) -> Any:
     return _let(tirx.reinterpret("uint32", value.value), upper, "uint32")
 
 
-def _constant_bits(value: Any) -> Any:
-    """A constant of bfloat16 as uint16; None for anything else."""
+def _given_bits(value: Any) -> Any:
+    """A constant or an element of bfloat16 as uint16; None for anything else."""
+    if isinstance(value, TensorLoad):
+        return tirx.reinterpret("uint16", value)
     if not isinstance(value, tirx.FloatImm):
         return None
     return tirx.const(int(np.float32(value.value).astype(ml_dtypes.bfloat16).view(np.uint16)), "uint16")

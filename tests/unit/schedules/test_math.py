@@ -11,7 +11,10 @@ import tvm
 from harness import TARGET
 from tvm import s_tir, te, tirx, topi
 
+from schedules.lowering import PIPELINE
 from schedules.math import EXPANDED, expand_math
+from schedules.registry import find
+from schedules.space import first_seed
 
 RNG = np.random.default_rng(0)
 
@@ -223,7 +226,7 @@ def test_bfloat16_is_widened_and_rounded_before(name: str, vector: bool) -> None
         np.testing.assert_allclose(got.numpy(), want, rtol=4 * bound + 1e-7, atol=1e-37)
 
 
-@pytest.mark.parametrize("made", ["exp", "rounded", "chosen"])
+@pytest.mark.parametrize("made", ["exp", "rounded", "chosen", "beside"])
 def test_what_is_computed_in_variables_is_stored_as_bfloat16_in_vectors(made: str) -> None:
     """Every number of bfloat16 and some between; a NaN stays one."""
     every = np.arange(0, 2**16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype("float32")
@@ -231,10 +234,12 @@ def test_what_is_computed_in_variables_is_stored_as_bfloat16_in_vectors(made: st
     with np.errstate(invalid="ignore"):
         values = np.concatenate([every, np.nextafter(every, np.float32(7)), every * np.float32(0.77), quieted])
     values = np.resize(values, -(-len(values) // 16) * 16)
-    a = te.placeholder((len(values),), "float32")
+    a, c = te.placeholder((len(values),), "float32"), te.placeholder((len(values),), "bfloat16")
 
     def value(i: Any) -> Any:
         rounded = tirx.Cast("float32", tirx.Cast("bfloat16", a[i]))
+        if made == "beside":
+            return tirx.if_then_else(i >= 8, tirx.Cast("bfloat16", rounded * tirx.const(3.0, "float32")), c[i])
         if made == "exp":
             return tirx.Cast("bfloat16", tirx.exp(a[i]) + tirx.const(1.0, "float32"))
         if made == "rounded":
@@ -243,16 +248,20 @@ def test_what_is_computed_in_variables_is_stored_as_bfloat16_in_vectors(made: st
         return tirx.Select(a[i] > tirx.const(0.0, "float32"), chosen, tirx.const(1.0, "bfloat16"))
 
     b = te.compute(a.shape, value, name="b")
-    sch = s_tir.Schedule(te.create_prim_func([a, b]))
+    sch = s_tir.Schedule(te.create_prim_func([a, c, b]))
     _, inner = sch.split(sch.get_loops("b")[0], [None, 16])
     sch.vectorize(inner)
     built = tvm.compile(expand_math(sch.mod["main"]), target="llvm")
     result = tvm.runtime.tensor(np.zeros(len(values), ml_dtypes.bfloat16))
-    built["main"](tvm.runtime.tensor(values), result)
+    late = np.arange(len(values)) >= 8
+    with np.errstate(all="ignore"):
+        other = np.ascontiguousarray(values[::-1]).astype(ml_dtypes.bfloat16)
+    built["main"](*map(tvm.runtime.tensor, (values, other)), result)
     with np.errstate(all="ignore"):
         triple = values.astype(ml_dtypes.bfloat16).astype("float32") * np.float32(3)
         wanted = {"exp": np.exp(values) + np.float32(1), "rounded": triple,
-                  "chosen": np.where(values > 0, triple, np.float32(1))}[made].astype(ml_dtypes.bfloat16)
+                  "chosen": np.where(values > 0, triple, np.float32(1)),
+                  "beside": np.where(late, triple, other.astype("float32"))}[made].astype(ml_dtypes.bfloat16)
     got = result.numpy().astype("float32")
     wanted = wanted.astype("float32")
     np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
@@ -260,3 +269,21 @@ def test_what_is_computed_in_variables_is_stored_as_bfloat16_in_vectors(made: st
         np.testing.assert_allclose(got, wanted, rtol=2.0**-7)
     else:
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("side", [5, 13])
+def test_a_padded_image_is_rounded_to_bfloat16(side: int) -> None:
+    """By the schedule that a model's own padding of a converted image gets."""
+    x = te.placeholder((1, 2, side, side, 16), "float32", name="x")
+    narrow = te.compute(x.shape, lambda *i: tirx.Cast("bfloat16", x[i]), name="narrow")
+    before = [0, 0, 1, 1, 0]
+    func = te.create_prim_func([x, topi.nn.pad(narrow, before, before, tirx.const(0.0, "bfloat16"))])
+    sch, _ = first_seed(find(func, TARGET), func, TARGET)
+    module = tvm.IRModule({"main": expand_math(sch.mod["main"]).with_attr("global_symbol", "main")})
+    values = RNG.standard_normal((1, 2, side, side, 16), dtype="float32")
+    result = tvm.runtime.tensor(np.ones((1, 2, side + 2, side + 2, 16), ml_dtypes.bfloat16))
+    with TARGET:
+        built = tvm.compile(module, target=TARGET, tir_pipeline=PIPELINE)
+    built["main"](tvm.runtime.tensor(values), result)
+    wanted = np.pad(values.astype(ml_dtypes.bfloat16), [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)])
+    np.testing.assert_array_equal(result.numpy().view("uint16"), wanted.view("uint16"))
