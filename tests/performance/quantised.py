@@ -3,9 +3,10 @@
 ``make bench-quantised``, or ``python -m tests.performance.quantised --models resnet50-qdq,bert_base-dynamic``. A model
 is the name of a network and how onnxruntime's own tools make it smaller: ``qdq`` calibrates and quantises each channel
 of the weights, ``dynamic`` is ``quantize_dynamic``, ``f16`` converts to float16, ``bf16`` that to bfloat16. Machines
-with 8-bit dot products publish a table of their own, and so do those with a matrix unit. Calibration data are seeded.
-Results are written after each model; those that are there already are skipped unless ``--again`` measures them anew.
-What was built stays in the folder and is timed again as it is: remove it after a change to mlc.
+with 8-bit dot products publish tables of their own, by the width of their vectors, and so do those with a matrix unit.
+Calibration data are seeded. Results are written after each model; those that are there already are skipped unless
+``--again`` measures them anew. What was built stays in the folder and is timed again as it is: remove it after a change
+to mlc.
 
 ``make bench-sixteen``, or ``--sixteen``, is the same for every benchmark model in both types of 16 bits, and for those
 of float16 with ``--precision bf16`` (``f16-in-bf16``), of which OpenVINO is asked as well. Errors are relative to what
@@ -35,6 +36,7 @@ PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 _TYPES = {"f16": "float16", "bf16": "bfloat16", "f16-in-bf16": "float16 in bfloat16"}
 #: ends the name of a model whose operands may be rounded to bfloat16
 _ROUNDED = "-in-bf16"
+_LANES_OF_AVX2 = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,12 +88,16 @@ def _section(target: str) -> str:
     """The table for machines like this one."""
     from mlc.graph.kernels.integer import dot_form
     from mlc.target import resolve
+    from schedules.intrin.dot import QUADS
     from schedules.machine import cpu_machine
 
     resolved = resolve(target)
-    if cpu_machine(resolved.tvm).tile_per_cycle:
+    machine = cpu_machine(resolved.tvm)
+    if machine.tile_per_cycle:
         return "quantised-amx"
-    return "quantised-vnni" if dot_form(resolved) == "quads" else "quantised"
+    if dot_form(resolved) != QUADS:
+        return "quantised"
+    return "quantised-vnni" if machine.lanes() > _LANES_OF_AVX2 else "quantised-avx-vnni"
 
 
 def built(name: str, folder: Path, target: str) -> tuple[Path, Path]:
