@@ -296,7 +296,12 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
         var: restored(func) if isinstance(func, tirx.PrimFunc) else func
         for var, func in mod.functions_items() if var not in free
     }, attrs=mod.attrs)
-    config = {**ctx.config, "tirx.disable_cse_tir": True}  # what is put into variables is not seen through
+    config = {
+        **ctx.config,
+        "tirx.disable_cse_tir": True,  # what is put into variables is not seen through
+        # of a loop of one step TVM leaves a 0 of 32 bits among sizes of 64, which later passes refuse
+        "s_tir.LoopPartition": {"no_unroll_loop_with_extent_one": True},
+    }
     with tvm.transform.PassContext(opt_level=ctx.opt_level, config=config, instruments=[_CompactedAlready()]):
         once = lower(once)
     known = {str(func.attrs["global_symbol"]): sizes_of(func) for func in free.values() if FLAT not in func.attrs}
@@ -398,10 +403,13 @@ def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for buffer, full, given, is_wrong in zip(made, _buffers(whole), all_given, wrong, strict=True):
         if is_wrong:
             if str(buffer.scope()) == "local":
-                shape = [tirx.const(_largest(extent, analyzer), str(extent.ty)) for extent in full.shape]
+                # along an axis that TVM has left whole, a tile does not begin at 0
+                ends = zip(buffer.shape, full.shape, given.shape, strict=True)
+                extents = [own if analyzer.can_prove_equal(own, all_of) else extent for own, extent, all_of in ends]
+                shape = [tirx.const(_largest(extent, analyzer), str(extent.ty)) for extent in extents]
             else:  # what TVM has no bound of is as long as the whole axis
-                ends = zip(full.shape, given.shape, strict=True)
-                shape = [all_of if _exceeds(extent, all_of, analyzer) else extent for extent, all_of in ends]
+                pairs = zip(full.shape, given.shape, strict=True)
+                shape = [all_of if _exceeds(extent, all_of, analyzer) else extent for extent, all_of in pairs]
             image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope=buffer.scope())
     return found.with_body(replaced(found.body, image))
 

@@ -92,8 +92,8 @@ def test_few_integers_of_more_bits_are_right() -> None:
     exe = mlc.compile(model, log=False)
     wanted = x.astype("float64") @ (integers * constants["s"].astype("float64"))
     np.testing.assert_allclose(exe(x)[0], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
-    assert sum(int(np.prod(entry["shape"])) for entry in exe.metadata["weights"] if entry["dtype"] == "uint32"
-               ) == _DEPTH * _COLUMNS // 4
+    assert sum(int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in exe.metadata["weights"]
+               if entry["dtype"] in ("uint32", "uint8")) == _DEPTH * _COLUMNS
 
 
 @pytest.mark.parametrize(("integers", "scale"), [((4096, 1), (1, 8)), ((1, 4096), (16, 1))])
