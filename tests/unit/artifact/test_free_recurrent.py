@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import mlc
+from schedules.cpu.recurrent import RECURRENT
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _STRIDED = """{
@@ -75,17 +76,18 @@ def test_rows_that_follow_from_two_sizes() -> None:
     _check(model, ("b", "n", 20, 6), "1..3,1..9,20,6", [{"b": b, "n": n} for b in (1, 3) for n in (1, 4, 9)])
 
 
-@pytest.mark.parametrize("operator", ["LSTM", "RNN"])
-def test_steps_and_rows_that_both_follow_from_a_size(operator: str) -> None:
-    """Rows of an image as steps, the columns of all images as rows, several of which a tile has in registers: of an
-    LSTM, which has four vectors for each, on wide ones alone."""
-    results = "y, last, cell" if operator == "LSTM" else "y, last"
-    body = f"""<int64[3] lines = {{0, -1, 4}}> {{
+@pytest.mark.parametrize("rows", [1, 2])
+def test_steps_and_rows_that_both_follow_from_a_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an image as steps, the columns of all images as rows, of which a tile has in registers as many as any
+    vectors have room for."""
+    seeds = type(RECURRENT).seeds
+    monkeypatch.setattr(type(RECURRENT), "seeds", lambda *of: ({**seed, "m": rows} for seed in seeds(*of)))
+    body = """<int64[3] lines = {0, -1, 4}> {
         c = Conv<strides=[2, 2], pads=[1, 1, 1, 1]>(x, k)
         t = Transpose<perm=[2, 0, 3, 1]>(c)
         l = Reshape(t, lines)
-        {results} = {operator}<hidden_size=8>(l, w, r) }}"""
-    gates = 8 * GATES[operator]
+        y, last = LSTM<hidden_size=8>(l, w, r) }"""
+    gates = 8 * GATES["LSTM"]
     model = _model(("b", 3, "h", "v"), body, {"k": (4, 3, 3, 3), "w": (1, gates, 4), "r": (1, gates, 8)},
                    "float[s, w, b, u] y, float[w, b, u] last")
     sizes = [{"b": b, "h": h, "v": v} for b, h, v in ((1, 1, 1), (2, 40, 9), (1, 39, 10), (2, 2, 1), (1, 17, 5))]
