@@ -7,8 +7,8 @@ from itertools import product
 
 from schedules.cpu.gemm_shape import GemmShape
 from schedules.cpu.tiling import SHARED_SET, apart, divisors, tile_fits
-from schedules.lowering import lines_per_step
 from schedules.machine import LINE_BYTES, CpuMachine
+from schedules.prefetch import lines_per_step
 from schedules.space import Decisions
 
 __all__ = [

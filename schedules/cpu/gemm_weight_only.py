@@ -18,8 +18,8 @@ from schedules.analysis import BlockInfo, analyse, remembered
 from schedules.cpu.common import InjectiveTile, extent_of, parallel_work, parallelise, schedule_injective
 from schedules.cpu.few_bits import FewBits, chunks, heights, widths
 from schedules.cpu.tiling import SHARED_SET, apart, check_tile, consumers_inlined, divisors, find_annotated
-from schedules.lowering import prefetch_rows
 from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
+from schedules.prefetch import prefetch_rows
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = [

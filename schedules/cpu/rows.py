@@ -19,8 +19,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.analysis import Access, Nest, nest_of
 from schedules.cpu.common import attempt, divisor, parallel_work, parallelise, vectorise, work
 from schedules.lockstep import is_fixed
-from schedules.lowering import prefetch_rows
 from schedules.machine import LINE_BYTES, CpuMachine
+from schedules.prefetch import prefetch_rows
 
 __all__ = ["RowTile", "reduces_along_memory", "schedule_rows"]
 

@@ -13,8 +13,8 @@ from math import gcd
 from tvm import s_tir
 
 from schedules.cpu.steps import FLOAT, Step
-from schedules.lowering import prefetch_ahead
 from schedules.machine import CpuMachine
+from schedules.prefetch import prefetch_ahead
 from schedules.space import InvalidDecision
 
 __all__ = [
