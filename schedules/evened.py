@@ -2,12 +2,13 @@
 
 Chunks of a fixed number of rows leave one core with a whole chunk more than another: 28 rows in chunks of 16 on two
 cores take as long as 32. As many chunks as a multiple of the cores, each of a part of the rows, take as long as 28.
+Where another loop beside the chunks can be shared out equally, chunks keep their rows: weights are read once for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -41,6 +42,8 @@ def evened(func: tirx.PrimFunc, cores: int, analyzer: Any) -> tirx.PrimFunc:
         apart = _apart(loop, free, analyzer)
         if apart is None or apart.others >= _MANY * cores:
             return loop
+        if apart.others % cores == 0:  # each core has all chunks, of a part of the other loop
+            return replace(apart, outer=False).together(apart.loop) if apart.outer else loop
         chunks = _chunks(apart.loop, params, analyzer)
         made = None if chunks is None else _cut(chunks, cores)
         return loop if made is None else apart.together(made)
