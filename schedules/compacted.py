@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import replaced, walk
 from schedules.free import SIZES, variables
+from schedules.prefetch import insert_prefetches
 from schedules.ragged import whole_tiles
 
 __all__ = ["compacted"]
@@ -29,7 +30,7 @@ _TO_OPAQUE = tvm.transform.Sequential([
 
 def compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with opaque blocks and compact buffers, and numbers for the extents of local ones."""
-    opaque = _TO_OPAQUE(tvm.IRModule({"main": func, "tiles": whole_tiles(func)}))
+    opaque = _TO_OPAQUE(tvm.IRModule({"main": func, "tiles": insert_prefetches(whole_tiles(func))}))
     compact = s_tir.transform.CompactBufferAllocation()
     try:
         found = compact(opaque)["tiles"]

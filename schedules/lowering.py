@@ -227,7 +227,8 @@ _WriteOnTheWay = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: written_on_the_way(func), opt_level=0, name="mlc.WriteOnTheWay"
 )
 _InsertPrefetches = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
+    lambda func, _mod, _ctx: func if SIZES in (func.attrs or ()) else insert_prefetches(func), opt_level=0,
+    name="mlc.InsertPrefetches"
 )
 _HideMasks = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: hidden_masks(func), opt_level=0, name="mlc.HideMasks"

@@ -96,18 +96,31 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     outwards = [each for each in loops if _contains(each, loop)]  # a walk meets inner loops first
     around = [each for each in reversed(outwards) if each.kind != tirx.ForKind.PARALLEL]
     reusing = [each for each in around if not uses(base[0], [each.loop_var])]
-    if not all(isinstance(each.extent, tirx.IntImm) for each in (*reusing, loop)):
-        return loop.body  # as many steps as a free size says
-    steps = prod(int(each.extent) for each in (*reusing, loop))
-    count = lines_per_step(blocks * prod(shape[1:-row]), steps)
-    step: Any = tirx.const(0, "int32")
-    for each in (*reusing, loop):
-        step = step * each.extent + each.loop_var
-    fetches = []
-    for number in range(count):
-        line = [*base[1 : -row - 1], base[-row - 1] + step * count + number, *[tirx.const(0, "int32")] * row]
-        fetches.append(_fetch(tirx.BufferLoad(buffer, [base[0] + distance, *line]), _SECOND_LEVEL))
+    steps, step = _steps([*reusing, loop])
+    lines = blocks * prod(shape[1:-row])
+
+    def fetch(number: Any) -> tirx.Stmt:
+        line = [*base[1 : -row - 1], base[-row - 1] + number, *[tirx.const(0, "int32")] * row]
+        return _fetch(tirx.BufferLoad(buffer, [base[0] + distance, *line]), _SECOND_LEVEL)
+
+    if isinstance(steps, int):
+        count = lines_per_step(lines, steps)
+        fetches = [fetch(step * count + number) for number in range(count)]
+    else:  # as many steps as a free size says
+        number = tirx.Var("line", str(steps.ty))
+        each = tirx.min(tirx.floordiv(steps - 1 + lines, steps), tirx.const(_MAX_PER_STEP, str(steps.ty)))
+        fetches = [tirx.For(number, 0, each, tirx.ForKind.SERIAL, fetch(step * each + number))]
     return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body
+
+
+def _steps(loops: Sequence[tirx.For]) -> tuple[Any, Any]:
+    """How many steps the loops take together, and the number of the one under way."""
+    step: Any = tirx.const(0, "int32")
+    for each in loops:
+        step = step * each.extent + each.loop_var
+    if all(isinstance(each.extent, tirx.IntImm) for each in loops):
+        return prod(int(each.extent) for each in loops), step
+    return prod((each.extent for each in loops), start=tirx.const(1, "int64")), step
 
 
 def _with_rows(func: tirx.PrimFunc, loop: tirx.For) -> tirx.Stmt:

@@ -30,6 +30,12 @@ _MAX_ROWS = 16
 #: A, which the first one holds. And the time of a tile that leaves no register to spare, or one of 32: LLVM then keeps
 #: the sums of 4 x 6 in registers or, beside another loop or epilogue, in memory (measured: 1.00 or 1.3 of 6 x 4).
 _STREAMED, _BROADCAST, _CROWDED = {16: 0.8, 32: 0.45}, 0.3, 1.06
+#: What it costs that a weight comes from memory, by the time of that beside that of the multiply-adds: to wait for its
+#: lines where they are not fetched ahead, and, where they are, to read a line from the second cache while that is
+#: filled, in multiply-adds for each pass of a row tile. (Measured on a Zen 5, of 8 to 64 rows and 7 million weights: on
+#: AVX2 4 x 16 fetched ahead took 235 us and 4 x 24, which cannot be, 310; of 16 rows 325 and 450. On AVX-512 8 x 32,
+#: 8 x 48 and 6 x 64 took 207, 214 and 250, not fetched 277, 263 and 270; of 32 rows 317, 314, 344 and 428, 413, 420.)
+_WAITED, _FILLING = 0.55, 2.7
 #: what a last tile of fewer rows costs beside its own time
 _RAGGED = 1.03
 #: multiply-adds of a chunk small enough that beginning one weighs half of all that could be lost by it
@@ -162,7 +168,20 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
         cost *= _CROWDED
     if m > 1 and 2 * n <= shape.packed:
         cost *= _PART_OF_LINE
+    lines = machine.vector_bytes / LINE_BYTES
+    fetched = _fetchable(shape, machine, shape.m, m, n)
+    cost += _late(shape, machine) * (_FILLING * load * lines / m if fetched else _WAITED / lines)
     return cost * (1 + 0.01 * (chains - 1))
+
+
+def _late(shape: GemmShape, machine: CpuMachine) -> float:
+    """The time in which memory gives a weight over that of the multiply-adds, at most 1; 0 for one that waits in a
+    cache."""
+    weight = shape.k * shape.n * shape.step.bytes
+    if shape.weight < 0 or weight <= machine.l2_bytes:
+        return 0.0
+    cycles = shape.m * shape.n * shape.k * shape.step.multiply / (machine.fma_per_cycle * machine.lanes(shape.dtype))
+    return min(1.0, weight / machine.memory_rate * machine.hz * machine.cores / cycles)
 
 
 def _unrolled(shape: GemmShape, depth: int) -> int:
@@ -174,14 +193,18 @@ def _unrolled(shape: GemmShape, depth: int) -> int:
 
 
 def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: int, k: int) -> bool:
-    """Whether the weight is worth fetching ahead: too large to wait in the second cache, read by several row tiles of
-    a chunk of ``height`` rows, and in columns of which two fit that cache."""
-    if shape.weight < 0 or n % shape.packed or shape.step.rows > 1:
-        return False
+    """Whether a weight that is too large to wait in the second cache is fetched ahead in a chunk of ``height`` rows."""
     column = shape.k * n * shape.step.bytes
     lines, steps = column // LINE_BYTES, -(-height // m) * (shape.k // k)
     large = shape.n // n * column > machine.l2_bytes
-    return large and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
+    return large and _fetchable(shape, machine, height, m, n) and lines_per_step(lines, steps) > 0
+
+
+def _fetchable(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: int) -> bool:
+    """Whether a packed weight can be fetched ahead and is worth it: read by several row tiles (of products of 8 rows,
+    tiles of 8 took 0.85 to 1.1 of their time), and in columns of which two fit the second cache."""
+    return (shape.weight >= 0 and height > m and not n % shape.packed and shape.step.rows == 1
+            and shape.k * n * shape.step.bytes < machine.l2_bytes)
 
 
 def chunks(
