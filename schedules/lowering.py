@@ -19,7 +19,8 @@ caches (:mod:`schedules.streamed`).
 
 Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
 
-Arguments that are known to fit are not checked again (:data:`FITS`).
+Arguments that are known to fit are not checked again (:data:`FITS`), and those of a caller may begin where his memory
+does (:mod:`schedules.anywhere`).
 
 Scopes that the code generator does not know are left out (:mod:`schedules.scopes`).
 """
@@ -39,6 +40,7 @@ from tvm.tirx import compilation_pipeline
 
 from schedules.always import settled, sizes_of, untested
 from schedules.analysis import loads, op_name, replaced, walk
+from schedules.anywhere import begun_anywhere
 from schedules.compacted import compacted
 from schedules.flat import FLAT, restored
 from schedules.free import SIZES, variables
@@ -223,6 +225,9 @@ class _CompactedAlready:
 
 
 _ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_level=0, name="mlc.ExpandPieces")
+_BeginAnywhere = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: begun_anywhere(func), opt_level=0, name="mlc.BeginAnywhere"
+)
 _WriteOnTheWay = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: written_on_the_way(func), opt_level=0, name="mlc.WriteOnTheWay"
 )
@@ -264,7 +269,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _unchecked(_lower_free(mod, ctx, lower))
 
-    steps = [WithoutScopes, _ExpandPieces, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
+    steps = [WithoutScopes, _ExpandPieces, _BeginAnywhere, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks,
+             lowered]
     return tvm.transform.Sequential(steps), host, finish_device
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from schedules.anywhere import ANYWHERE
 from schedules.flat import FLAT
 from schedules.free import SIZES, specialised, variables
 from schedules.trimmed import trimmed
@@ -97,7 +98,8 @@ def _dispatch(func: tirx.PrimFunc, names: Sequence[str], boxes: Sequence[Box]) -
 
 def _like(made: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``made``, built for the target of ``func``."""
-    kept = {key: func.attrs[key] for key in ("target", "tirx.noalias", "tirx.is_scheduled", FLAT) if key in func.attrs}
+    known = ("target", "tirx.noalias", "tirx.is_scheduled", ANYWHERE, FLAT)
+    kept = {key: func.attrs[key] for key in known if key in func.attrs}
     for key, value in kept.items():
         made = made.with_attr(key, value)
     return made

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from mlc.artifact.memory import VIEWS, is_call
 from mlc.graph.ir.movement import SLICE
+from schedules.anywhere import ANYWHERE
 from schedules.lowering import FITS
 
 __all__ = ["WEIGHTS_FIT", "CheckCalls", "CheckWeights"]
@@ -28,7 +29,8 @@ _VIEWS = (*VIEWS, "relax.concat", SLICE)
 
 @tvm.transform.module_pass(opt_level=0, name="mlc.CheckCalls")
 def CheckCalls(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-    """Mark by :data:`schedules.lowering.FITS` the functions whose arguments fit wherever they are called.
+    """Mark by :data:`schedules.lowering.FITS` the functions whose arguments fit wherever they are called, and by
+    :data:`schedules.anywhere.ANYWHERE` the arguments of others that memory of a caller may be.
 
     Takes a module in which results are allocated (after ``CallTIRRewrite``). Arguments fit where shapes are fixed, they
     and the types are those of the function's buffers, and the tensor is a weight or was allocated in the same function
@@ -42,12 +44,13 @@ def CheckCalls(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModu
             inputs = (func.attrs or {}).get("num_input")
             calls.ours = set() if inputs is None else set(func.params[int(inputs):])
             calls.visit_expr(func)
-    fitting = [var for var in calls.called - calls.doubtful]
-    if not fitting:
-        return mod
     result = mod.clone()
-    for var in fitting:
+    for var in calls.called - calls.doubtful:
         result.update_func(var, functions[var].with_attr(FITS, True))
+    for var, func in functions.items():
+        tensors = [number for number, param in enumerate(func.params) if hasattr(param, "shape")]
+        if theirs := [number for number in tensors if calls.is_theirs(var, number)]:
+            result.update_func(var, func.with_attr(ANYWHERE, theirs))
     return result
 
 
@@ -77,6 +80,8 @@ class _Calls(relax.PyExprVisitor):
         self._functions = functions
         self.called: set[Any] = set()
         self.doubtful: set[Any] = set()
+        self._theirs: set[tuple[Any, int]] = set()
+        self._named: set[Any] = set()
         self.ours: set[Any] = set()  # variables of tensors that no caller of the model has made
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -96,6 +101,7 @@ class _Calls(relax.PyExprVisitor):
             self.called.add(call.op)
             if not self._fits(self._functions[call.op], call):
                 self.doubtful.add(call.op)
+            self._theirs.update((call.op, number) for number, arg in enumerate(call.args) if arg not in self.ours)
         else:
             self.visit_expr(call.op)
         for arg in call.args:
@@ -103,6 +109,11 @@ class _Calls(relax.PyExprVisitor):
 
     def visit_global_var_(self, var: Any) -> None:
         self.doubtful.add(var)
+        self._named.add(var)
+
+    def is_theirs(self, function: Any, number: int) -> bool:
+        """Whether an argument may be memory that neither compiled code nor who loads it has allocated."""
+        return function in self._named or (function, number) in self._theirs
 
     def _fits(self, func: tirx.PrimFunc, call: relax.Call) -> bool:
         params = list(func.params)

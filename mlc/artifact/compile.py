@@ -24,6 +24,7 @@ from mlc.graph.ir.printed import as_script
 from mlc.graph.tasks import called_functions
 from mlc.shapes import to_json
 from mlc.target import Target
+from schedules.anywhere import BYTES
 
 __all__ = ["ModelMeta", "compile_module"]
 
@@ -103,8 +104,9 @@ def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
 
 
 def _place(target: Target) -> dict[str, Any]:
-    """Where the code runs, and what made it."""
+    """Where the code runs, where its inputs may begin, and what made it."""
     return {
+        **({"alignment": BYTES} if target.kind == "llvm" else {}),
         "target": target.canonical, "target_attrs": target.attrs, "kind": target.kind, "threads": target.threads,
         "machine": target.architecture, "features": list(required_features(target.tvm)), "versions": _versions(),
     }

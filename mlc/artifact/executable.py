@@ -67,7 +67,8 @@ class Executable:
         self._free = any(spec.free for spec in self.inputs)
         self.states = frozenset(metadata.get("states", ()))
         gpu = metadata["kind"] == "cuda"
-        self._slots = [OutputSlot(spec, "state", gpu) if spec.name in self.states else InputSlot(spec, gpu)
+        alignment = int(metadata.get("alignment", runtime.ALIGNMENT))
+        self._slots = [OutputSlot(spec, "state", gpu) if spec.name in self.states else InputSlot(spec, gpu, alignment)
                        for spec in self.inputs]
         self._targets = [OutputSlot(spec, gpu=gpu) for spec in self.outputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
@@ -80,8 +81,8 @@ class Executable:
         """Run the model; the outputs, in the model's order, are the caller's own.
 
         An input is anything with ``__dlpack__`` (arrays of numpy and jax, tensors of torch and TVM) or that numpy makes
-        an array of. What is contiguous and starts at a multiple of 64 bytes (torch's and jax's do; numpy's that are
-        writable and happen to) is read where it is, other memory is copied first. Outputs share memory with what
+        an array of. What is contiguous and starts at a multiple of 16 bytes (torch's and jax's do, and numpy's that are
+        writable) is read where it is, other memory is copied first. Outputs share memory with what
         compiled code wrote, and no later call writes to them: ``torch.from_dlpack(output)`` copies nothing either.
         Code for GPUs takes contiguous tensors of the first GPU too; its inputs and outputs are copied.
 

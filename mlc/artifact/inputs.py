@@ -62,8 +62,9 @@ _linear = lru_cache(maxsize=256)(Linear.parse)
 class InputSlot:
     """One input of a compiled model. Not safe for several threads: its owner holds a lock."""
 
-    def __init__(self, spec: TensorSpec, gpu: bool = False) -> None:
-        self.spec, self._gpu = spec, gpu
+    def __init__(self, spec: TensorSpec, gpu: bool = False, alignment: int = ALIGNMENT) -> None:
+        """Compiled code reads what starts at a multiple of ``alignment`` bytes."""
+        self.spec, self._gpu, self._alignment = spec, gpu, alignment
         self._fit, self._dtype = Fit(spec), array_type(spec.dtype)
         self._staged: tuple[np.ndarray, Any] | None = None
 
@@ -82,7 +83,7 @@ class InputSlot:
                                      "other strides; make it so with .contiguous()")
                 return tensor
             if tensor is not None:
-                whole = _aligned(tensor) and 0 not in tensor.shape
+                whole = self._is_readable(tensor) and 0 not in tensor.shape
                 return tensor if whole else self._copied(_strided(tensor, self._dtype))
             value = _as_array(value, self.spec)
         if not self._fit.takes(value):
@@ -90,9 +91,12 @@ class InputSlot:
         flags = value.flags
         if flags.c_contiguous and flags.writeable and value.size:  # strides of no elements may be any
             tensor = tensor_of(value)
-            if not tensor.data_ptr() % ALIGNMENT:
+            if self._is_readable(tensor):
                 return tensor
         return self._copied(value)
+
+    def _is_readable(self, tensor: Any) -> bool:
+        return tensor.is_contiguous() and not tensor.data_ptr() % self._alignment
 
     def _copied(self, array: np.ndarray) -> Any:
         if self._staged is None or self._staged[0].shape != array.shape:
@@ -186,10 +190,6 @@ def _in_order_of_streams(value: Any, stream: int) -> Any:
     """What DLPack gives of a tensor on a GPU, its producer told to have done before the stream goes on."""
     where = getattr(value, "__dlpack_device__", None)
     return value.__dlpack__(stream=dlpack_number(stream)) if where is not None and where()[0] == CUDA else value
-
-
-def _aligned(tensor: Any) -> bool:
-    return tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
 
 
 def _strided(tensor: Any, dtype: np.dtype[Any]) -> np.ndarray:

@@ -32,6 +32,8 @@ _MOST_PLACES = (1 << 31) - 1
 _DTYPE = re.compile(r"(?:u?int|b?float)(\d{1,3})(?:_[a-z0-9_]{1,16})?")
 _LONGEST_WORD = 4096
 _MOST_VARIANTS = 64
+#: where inputs begin, a multiple of so many bytes: what C libraries give; without a word of it, what compiled code does
+_LEAST_ALIGNMENT = 16
 
 Check = Callable[[Any, str], None]
 
@@ -116,6 +118,9 @@ def check_model(metadata: Mapping[str, Any]) -> None:
     """What a compiled model says of itself, but for its weights."""
     _MODEL(metadata, "")
     _list_of(_text)(metadata.get("states", []), "states")
+    starts = metadata.get("alignment", ALIGNMENT)
+    _must(type(starts) is int and starts in (_LEAST_ALIGNMENT, ALIGNMENT), "alignment",
+          f"{_LEAST_ALIGNMENT} or {ALIGNMENT}", starts)
     for side in ("inputs", "outputs"):
         names = [entry["name"] for entry in metadata[side]]
         twice = next((name for i, name in enumerate(names) if name in names[:i]), None)

@@ -1,0 +1,50 @@
+"""Arguments that begin where a caller has them: at a multiple of 16 bytes, as memory of C libraries and numpy does, and
+not of 64, as the memory that compiled code allocates.
+
+Code generation takes it from a buffer's declaration how loads of vectors may be written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from schedules.analysis import replaced
+
+__all__ = ["ANYWHERE", "BYTES", "begun_anywhere"]
+
+#: the attribute of a function: the numbers of its parameters that a caller of the model may have allocated
+ANYWHERE = "mlc.anywhere"
+#: a multiple of so many bytes is where these begin
+BYTES = 16
+
+
+def begun_anywhere(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with buffers of :data:`ANYWHERE` that are aligned to :data:`BYTES` alone; the same object where it
+    has none."""
+    if not (func.attrs and ANYWHERE in func.attrs):
+        return func
+    params = [func.params[int(number)] for number in func.attrs[ANYWHERE]]
+    image: dict[Any, Any] = {param: _lower(param) for param in params}
+
+    def match(block: s_tir.SBlock) -> s_tir.SBlock:
+        """What an instruction is handed of such a buffer is not better aligned."""
+        for region in block.match_buffers:
+            if any(region.source.source.same_as(param) for param in params):
+                image[region.buffer] = _lower(region.buffer)
+        return block
+
+    tvm_ffi.structural_map(func.body, (s_tir.SBlock, match))
+    made = tirx.PrimFunc([image.get(param, param) for param in func.params], replaced(func.body, image), func.ret_type)
+    for key, value in func.attrs.items():
+        made = made.with_attr(key, value)
+    return made
+
+
+def _lower(buffer: Any) -> Any:
+    return tirx.decl_buffer(
+        buffer.shape, str(buffer.dtype), name=str(buffer.name), strides=buffer.strides or None,
+        elem_offset=buffer.elem_offset, scope=buffer.scope(), data_alignment=min(BYTES, int(buffer.data_alignment)),
+        offset_factor=int(buffer.offset_factor))
