@@ -227,7 +227,9 @@ class Winograd(Algorithm):
         images = conv.image_bytes
         if max(conv.dilation) > 1:  # the result is read and written once more
             images += 2.0 * conv.element * conv.n * conv.filters * math.prod(conv.out)
-        return estimate.kernel(operations, element * self._points * conv.filters * conv.channels, images)
+        weights = element * self._points * conv.filters * conv.channels
+        # where a call decides how many images there are, each of them is multiplied by itself
+        return estimate.kernel(operations, weights * (1 if isinstance(conv.n, int) else conv.n), images)
 
     def error_bound(self, conv: Convolution) -> float:
         return self._error * max(1.0, (conv.channels / 256) ** 0.5)
