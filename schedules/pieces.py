@@ -73,13 +73,24 @@ def expanded(mod: tvm.IRModule) -> tvm.IRModule:
             made[var] = func
             continue
         symbol = str(func.attrs["global_symbol"])
-        general = func.without_attr(PIECES)
         pieces = pieces_of(func)
+        general = _general(func, [piece.box for piece in pieces])
         names = [f"{symbol}__{number}" for number in range(len(pieces) + 1)]
         for name, piece in zip(names, [*(piece.func for piece in pieces), general], strict=True):
             made[tvm.ir.GlobalVar(name)] = _like(piece, func).with_attr("global_symbol", name)
-        made[var] = _dispatch(general, names, [piece.box for piece in pieces])
+        made[var] = _dispatch(func.without_attr(PIECES), names, [piece.box for piece in pieces])
     return tvm.IRModule(made, attrs=mod.attrs)
+
+
+def _general(func: tirx.PrimFunc, boxes: Sequence[Box]) -> tirx.PrimFunc:
+    """The function for the sizes that no box holds: with one free size, none as small as the lowest boxes' are."""
+    func = func.without_attr(PIECES)
+    if len(func.attrs[SIZES]) != 1:
+        return func
+    (low, high, usual), = ([int(each) for each in size] for size in func.attrs[SIZES])
+    for (first, last), in sorted(boxes):
+        low = last + 1 if first <= low <= last else low
+    return func.with_attr(SIZES, [[low, high, usual]]) if low <= usual else func
 
 
 def _dispatch(func: tirx.PrimFunc, names: Sequence[str], boxes: Sequence[Box]) -> tirx.PrimFunc:

@@ -33,8 +33,9 @@ __all__ = ["Scheduled", "bands", "in_pieces"]
 #: what a schedule of a task was made of, to be told apart from others, and the scheduled function
 Scheduled = tuple[Any, tirx.PrimFunc]
 
-#: the schedule for a size serves sizes down to this part of it: a register tile has some ten rows
-_DOWN = 16
+#: the schedule for a size serves sizes down to this part of it, and, of functions of one free size, its rows, down to
+#: those of a register tile: where there may be fewer, each row has an address of its own, of which registers hold eight
+_DOWN, _TILE = 16, 12
 #: the most rows that may have a kernel of another kind: each number of them costs half a second to compile
 _FEW = 2
 #: sizes are a part of their own where cores that wait make them this many times slower than their own schedule's do,
@@ -92,7 +93,7 @@ def _uneven(task: Task, whole: tirx.PrimFunc) -> list[tuple[int, float]]:
     if task.target.kind != "llvm" or len(task.func.attrs[SIZES]) != 1:
         return []
     (low, high, usual), = ([int(each) for each in size] for size in task.func.attrs[SIZES])
-    low, high, _ = list(bands(low, high, usual))[-1]
+    low, high, _ = list(bands(low, high, usual, least=_TILE))[-1]
     (var,) = variables(whole)
     waiting = idle(whole, cpu_machine(task.target.tvm).cores, {var: np.arange(low, high + 1)})
     if waiting is None or waiting.size < 2:
@@ -117,7 +118,8 @@ def _boxes(task: Task) -> Iterator[tuple[Box, Sequence[int]]]:
     """The parts of a function's range that may be pieces, each with the sizes that it would be scheduled for; one that
     lies in another comes after it, and the usual sizes last."""
     sizes = [(int(low), int(high), int(usual)) for low, high, usual in task.func.attrs[SIZES]]
-    cuts = [list(bands(*each, _few(task, sizes, axis))) for axis, each in enumerate(sizes)]
+    least = _TILE if len(sizes) == 1 else 0
+    cuts = [list(bands(*each, _few(task, sizes, axis), least)) for axis, each in enumerate(sizes)]
     for parts in product(*cuts):
         whole = all(usual == own for (*_, usual), (*_, own) in zip(parts, sizes, strict=True))
         if not whole:  # what is left of the range
@@ -144,16 +146,19 @@ def _few(task: Task, sizes: Sequence[tuple[int, int, int]], axis: int) -> list[i
     return found
 
 
-def bands(low: int, high: int, usual: int, few: Sequence[int] = ()) -> Iterator[tuple[int, int, int]]:
+def bands(
+    low: int, high: int, usual: int, few: Sequence[int] = (), least: int = 0
+) -> Iterator[tuple[int, int, int]]:
     """A range cut into bands, each with the size that it is scheduled for: ``1..4096`` with 512 as the usual size is
-    ``1..2``, ``3..32`` and ``33..4096``. What begins at 0, the length of what is remembered, is not cut: other sizes
-    say how many rows are computed. ``few`` are the lowest sizes, each of which is a band of its own."""
+    ``1..2``, ``3..32`` and ``33..4096``; with 12 as the ``least`` of a band that has such usual sizes it is ``1..11``,
+    ``12..32`` and ``33..4096``. What begins at 0, the length of what is remembered, is not cut: other sizes say how
+    many rows are computed. ``few`` are the lowest sizes, each of which is a band of its own."""
     for size in few:
         yield size, size, size
         low = size + 1
-    most = usual // _DOWN
+    most = max(usual // _DOWN, least - 1 if usual >= least else 0)
     if most < low or not low:
         yield low, high, usual
         return
-    yield from bands(low, most, max(low, most // 2))
+    yield from bands(low, most, max(low, most // 2), least=least)
     yield most + 1, high, usual

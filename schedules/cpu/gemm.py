@@ -27,6 +27,7 @@ from schedules.cpu.gemm_seeds import (
     sum_blocks,
     sum_chains,
     sum_parts,
+    tallest,
 )
 from schedules.cpu.gemm_shape import BFLOAT, BYTES, INTEGER, GemmShape, dot_shape, gemm_shape, read
 from schedules.cpu.steps import FLOAT, has_dot, with_dots
@@ -39,6 +40,7 @@ from schedules.cpu.tiling import (
     staged_input,
     vectors_in,
 )
+from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -150,7 +152,7 @@ class Gemm(Space):
             _, chain = sch.split(_sum(sch, block, shape), [None, tile.chains])
             block, chains = sch.rfactor(chain, 0), block
             sch.set_scope(block, 0, "local")
-        parallel, start = _product(sch, block, chains, out, shape, tile, lanes)
+        parallel, start = _product(sch, block, chains, out, shape, tile, machine)
         chunks = sch.fuse(*parallel)
         if extent_of(sch, chunks) > 1:
             sch.parallel(chunks)
@@ -238,13 +240,14 @@ def _copied(sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV:
 
 def _product(
     sch: s_tir.Schedule, block: SBlockRV, chains: SBlockRV | None, out: SBlockRV, shape: GemmShape, tile: Tile,
-    lanes: int,
+    machine: CpuMachine,
 ) -> tuple[list[LoopRV], LoopRV]:
     """Tile ``out`` and compute ``block`` and the sum of its ``chains`` inside; returns the parallel loops, and the
     loop to initialise ``block`` before."""
     *batch, i, j = sch.get_loops(out)
-    width = min(lanes, tile.n)
-    chunk_i, outer_i, tile_i = sch.split(i, [None, tile.mb, tile.m])
+    width = min(machine.lanes(shape.dtype), tile.n)
+    tall = tile.mb if is_fixed(sch, i) else tallest(shape, machine, tile.m, tile.mb)
+    chunk_i, outer_i, tile_i = sch.split(i, [None, tall, tile.m])
     chunk_j, outer_j, vectors, vector = sch.split(j, [None, tile.nb, tile.n // width, width])
     chunks = (chunk_i, chunk_j) if tile.order == 0 else (chunk_j, chunk_i)
     tiles = (outer_i, outer_j) if tile.inner == 0 else (outer_j, outer_i)

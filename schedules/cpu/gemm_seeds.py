@@ -13,6 +13,7 @@ from schedules.space import Decisions
 
 __all__ = [
     "chunks", "columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts",
+    "tallest",
 ]
 
 #: rows of the first operand from which a copy of the second one is cheap beside the product
@@ -205,6 +206,14 @@ def _fetchable(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: in
     tiles of 8 took 0.85 to 1.1 of their time), and in columns of which two fit the second cache."""
     return (shape.weight >= 0 and height > m and not n % shape.packed and shape.step.rows == 1
             and shape.k * n * shape.step.bytes < machine.l2_bytes)
+
+
+def tallest(shape: GemmShape, machine: CpuMachine, m: int, mb: int) -> int:
+    """How many row tiles a chunk may hold where the usual rows fill no more than one chunk and a call may have more of
+    them: each chunk reads the weights anew, and ends with the last row."""
+    if mb * m < shape.m:
+        return mb
+    return max(mb, machine.l2_bytes // 2 // (shape.k * shape.step.bytes * m))
 
 
 def chunks(

@@ -45,13 +45,16 @@ def test_bands_are_the_whole_range_in_order(low, high, usual):
     assert [size for first, last, _ in found for size in range(first, last + 1)] == list(range(low, high + 1))
     assert all(first <= rep <= last for first, last, rep in found)
     assert found[-1][2] == usual
+    tiled = list(bands(low, high, usual, least=12))
+    assert [size for first, last, _ in tiled for size in range(first, last + 1)] == list(range(low, high + 1))
+    assert all(first >= 12 or first == low for first, _, rep in tiled if rep >= 12)
 
 
 def test_few_rows_are_a_piece_and_the_usual_ones_are_not():
     task = _product(None)
     whole = _seeded(task)
     pieces = pieces_of(in_pieces(task, whole, lambda _task: None, _seeded))
-    assert [piece.box for piece in pieces] == [((1, 1),), ((1, 8),)]
+    assert [piece.box for piece in pieces] == [((1, 1),), ((1, 11),)]
     assert pieces_of(in_pieces(task, whole, lambda _task: None, lambda _task: whole)) == []  # the same schedule
 
 
@@ -59,7 +62,7 @@ def test_one_row_is_a_piece_where_few_rows_have_another_schedule():
     """Of what few rows have, not of what all have: a piece that does what another one does anyway is not made."""
     task = _product(None)
     whole = ("whole", {}), _seeded(task)[1]
-    schedules = {(1, 8): "few", (1, 1): "few"}
+    schedules = {(1, 11): "few", (1, 1): "few"}
 
     def seeded(task: Task) -> Scheduled:
         if SIZES not in task.func.attrs:
@@ -67,10 +70,10 @@ def test_one_row_is_a_piece_where_few_rows_have_another_schedule():
         (low, high, _), = task.func.attrs[SIZES]
         return (schedules[int(low), int(high)], {}), whole[1]
 
-    assert [piece.box for piece in pieces_of(in_pieces(task, whole, lambda _task: None, seeded))] == [((1, 8),)]
+    assert [piece.box for piece in pieces_of(in_pieces(task, whole, lambda _task: None, seeded))] == [((1, 11),)]
     schedules[1, 1] = "one"
     cut = pieces_of(in_pieces(task, whole, lambda _task: None, seeded))
-    assert [piece.box for piece in cut] == [((1, 1),), ((1, 8),)]
+    assert [piece.box for piece in cut] == [((1, 1),), ((1, 11),)]
 
 
 def test_one_text_of_one_token_is_a_piece_of_both_free_sizes():

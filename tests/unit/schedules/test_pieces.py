@@ -12,7 +12,7 @@ from mlc.graph.task import normalise
 from mlc.shapes import Free, Range
 from schedules.free import SIZES, variables
 from schedules.lowering import PIPELINE
-from schedules.pieces import Box, Piece, boxed, pieces_of, with_pieces
+from schedules.pieces import Box, Piece, boxed, expanded, pieces_of, with_pieces
 
 FREE = {"n": Free("n", Range(1, 40), 8), "k": Free("k", Range(2, 9), 4)}
 
@@ -64,3 +64,27 @@ def test_a_function_without_pieces_stays_as_it_is() -> None:
     func = _scaled(3.0)
     assert with_pieces(func, []) is func
     assert pieces_of(func) == []
+
+
+def _rows(factor: float, low: int, high: int) -> tirx.PrimFunc:
+    n = tirx.Var("n", "int64")
+    x = te.placeholder((n, 4), name="x")
+    y = te.compute((n, 4), lambda i, j: x[i, j] * tirx.const(factor, "float32"), name="y")
+    return normalise(te.create_prim_func([x, y]), {"n": Free("n", Range(low, high), high)})
+
+
+@pytest.mark.parametrize(("boxes", "least"), [
+    ([((1, 1),), ((2, 11),)], 12), ([((1, 11),), ((1, 1),)], 12), ([((3, 11),)], 1), ([((1, 1),), ((5, 7),)], 2),
+    ([((1, 40),)], 1),
+])
+def test_what_no_piece_holds_is_all_that_the_rest_is_lowered_for(boxes: list[Box], least: int) -> None:
+    """A register tile of a function that is never called with fewer rows need not test them."""
+    whole = _rows(9.0, 1, 40)
+    func = with_pieces(whole, [Piece(box, boxed(_rows(float(i), 1, 40), box, [box[0][0]]))
+                               for i, box in enumerate(boxes, 1)])
+    mod = expanded(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    rest = next(each for var, each in mod.functions_items() if var.name_hint == f"main__{len(boxes)}")
+    assert [list(map(int, each)) for each in rest.attrs[SIZES]] == [[least, 40, 40]]
+    for n in (1, 2, 4, 6, 11, 12, 40):
+        inside = next((i for i, ((low, high),) in enumerate(boxes, 1) if low <= n <= high), 9)
+        np.testing.assert_array_equal(_run(func, n, 4), np.float32(inside))
