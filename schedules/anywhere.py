@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.analysis import replaced
+from schedules.analysis import replaced, walk
 
 __all__ = ["ANYWHERE", "BYTES", "begun_anywhere"]
 
@@ -29,14 +28,13 @@ def begun_anywhere(func: tirx.PrimFunc) -> tirx.PrimFunc:
     params = [func.params[int(number)] for number in func.attrs[ANYWHERE]]
     image: dict[Any, Any] = {param: _lower(param) for param in params}
 
-    def match(block: s_tir.SBlock) -> s_tir.SBlock:
+    def match(block: s_tir.SBlock) -> None:
         """What an instruction is handed of such a buffer is not better aligned."""
         for region in block.match_buffers:
             if any(region.source.source.same_as(param) for param in params):
                 image[region.buffer] = _lower(region.buffer)
-        return block
 
-    tvm_ffi.structural_map(func.body, (s_tir.SBlock, match))
+    walk(func.body, (s_tir.SBlock, match))
     made = tirx.PrimFunc([image.get(param, param) for param in func.params], replaced(func.body, image), func.ret_type)
     for key, value in func.attrs.items():
         made = made.with_attr(key, value)

@@ -48,7 +48,7 @@ def CheckCalls(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModu
     for var in calls.called - calls.doubtful:
         result.update_func(var, functions[var].with_attr(FITS, True))
     for var, func in functions.items():
-        tensors = [number for number, param in enumerate(func.params) if hasattr(param, "shape")]
+        tensors = [number for number, param in enumerate(func.params) if not isinstance(param.ty, tvm.ir.PrimType)]
         if theirs := [number for number in tensors if calls.is_theirs(var, number)]:
             result.update_func(var, func.with_attr(ANYWHERE, theirs))
     return result

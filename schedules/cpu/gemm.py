@@ -246,7 +246,7 @@ def _product(
     loop to initialise ``block`` before."""
     *batch, i, j = sch.get_loops(out)
     width = min(machine.lanes(shape.dtype), tile.n)
-    tall = tile.mb if is_fixed(sch, i) else tallest(shape, machine, tile.m, tile.mb)
+    tall = tile.mb if is_fixed(sch, i) or tile.kb > 1 else tallest(shape, machine, tile.m, tile.mb)
     chunk_i, outer_i, tile_i = sch.split(i, [None, tall, tile.m])
     chunk_j, outer_j, vectors, vector = sch.split(j, [None, tile.nb, tile.n // width, width])
     chunks = (chunk_i, chunk_j) if tile.order == 0 else (chunk_j, chunk_i)

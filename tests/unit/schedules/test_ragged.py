@@ -15,7 +15,9 @@ from mlc.shapes import Free, Range
 from schedules.analysis import evaluate, walk
 from schedules.cpu.conv import CONV2D
 from schedules.cpu.gemm import GEMM
+from schedules.free import variables
 from schedules.lowering import PIPELINE
+from schedules.prefetch import insert_prefetches
 from schedules.ragged import whole_tiles
 from schedules.space import first_seed, schedule_with
 
@@ -24,12 +26,12 @@ DEPTH, COLUMNS, HIGH = 32, 48, 150
 CHUNKS = {"m": 4, "n": 16, "mb": 8, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
 
 
-def _dense(usual: int, add: bool = True) -> tirx.PrimFunc:
+def _dense(usual: int, add: bool = True, low: int = 1) -> tirx.PrimFunc:
     n = tirx.Var("n", "int64")
     x, w = te.placeholder((n, DEPTH), name="x"), te.placeholder((COLUMNS // 16, DEPTH, 16), name="w")
     product = dense_packed(x, w)
     y = te.compute(product.shape, lambda i, j: product[i, j] + x[i, j % DEPTH], name="y") if add else product
-    return normalise(te.create_prim_func([x, w, y]), {"n": Free("n", Range(1, HIGH), usual)})
+    return normalise(te.create_prim_func([x, w, y]), {"n": Free("n", Range(low, HIGH), usual)})
 
 
 def _conditions(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
@@ -84,6 +86,49 @@ def test_products_are_right_at_every_number_of_rows(usual: int, decisions: dict[
         y = tvm.runtime.tensor(np.full((n, COLUMNS), np.nan, np.float32))
         library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
         np.testing.assert_allclose(y.numpy(), x @ plain + x[:, np.arange(COLUMNS) % DEPTH], rtol=1e-4, atol=1e-4)
+
+
+def _fetched(func: tirx.PrimFunc, n: int) -> list[list[tuple[int, ...]]]:
+    """What each step of the sum fetches of the weight, in the order of the loops, in a call with ``n`` rows."""
+    steps: list[list[tuple[int, ...]]] = []
+
+    def run(statement: object, values: dict[object, int]) -> None:
+        if isinstance(statement, tirx.For):
+            if "mlc.prefetch" in statement.annotations:
+                raise AssertionError("no mark may stay")
+            for value in range(int(evaluate(statement.extent, values))):
+                if statement.loop_var.name != "line" and any(isinstance(each, tirx.For) and each.loop_var.name == "line"
+                                                             for each in _parts(statement.body)):
+                    steps.append([])
+                run(statement.body, {**values, statement.loop_var: value})
+        elif isinstance(statement, tirx.SeqStmt):
+            for part in statement.seq:
+                run(part, values)
+        elif isinstance(statement, tirx.Evaluate):
+            steps[-1].append(tuple(int(evaluate(index, values)) for index in statement.value.args[0].args[0].indices))
+        elif isinstance(statement, tvm.s_tir.SBlockRealize) and not statement.block.iter_vars:
+            run(statement.block.body, values)
+
+    run(func.body, dict.fromkeys(variables(func), n))
+    return steps
+
+
+def _parts(body: object) -> list[object]:
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+@pytest.mark.parametrize("low", [1, 12])
+def test_weights_are_fetched_ahead_whatever_the_number_of_rows(low: int) -> None:
+    """Each column of tiles touches all lines of the next one, the fewer a step the more rows there are."""
+    func = _dense(64, low=low)
+    marked = schedule_with(GEMM, func, TARGET, {**CHUNKS, "nb": 3, "prefetch": 1}).mod["main"]
+    made = insert_prefetches(whole_tiles(marked))
+    for n, count in ((12, 2), (16, 1), (24, 1), (32, 1)):  # tiles of 4 rows, eight steps of a sum, 32 lines
+        steps = _fetched(made, n)
+        assert max(map(len, steps)) == count, n
+        column = len(steps) // 3
+        lines = {block * DEPTH + line for step in steps[:column] for block, line, lane in step}
+        assert lines >= set(range(DEPTH, 2 * DEPTH)), n
 
 
 def test_rows_behind_the_last_one_stay_as_they_are() -> None:
