@@ -9,7 +9,8 @@ of the same two bytes, and a preloaded library answers it with the bits cleared 
 their code changes, and CPUID is asked when they are loaded: their kernels run at full speed. LLVM asks CPUID for the
 CPU's name: to hide that, TVM is copied too.
 
-Needs x86, ``cc`` and ``objdump``. The command's exit code is returned.
+Needs x86, ``cc`` and ``objdump``. The command's exit code is returned. Under pytest give ``-p no:faulthandler``, whose
+handler would take the signal of the illegal instructions.
 """
 
 from __future__ import annotations
