@@ -22,6 +22,7 @@ __all__ = ["compacted"]
 
 #: elements of a local buffer that is a register tile, at most
 _MAX_TILE = 4096
+
 _TO_OPAQUE = tvm.transform.Sequential([
     s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction(), s_tir.transform.LowerInitBlock(),
     s_tir.transform.PlanAndUpdateBufferAllocationLocation(), s_tir.transform.ConvertBlocksToOpaque(),

@@ -163,10 +163,9 @@ def _is_recurrent(module: Any) -> bool:
 
 def _in_pairs(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median seconds of each, the others in turn with eager PyTorch, one after the other, as many times its time."""
-    eager, others = "eager", [name for name in calls if name != "eager"]  # mlc goes first
-    pairs = {name: _times({each: calls[each] for each in (eager, name)}, rounds) for name in others}
-    first = pairs[others[0]][eager]
-    return {eager: first, **{name: pairs[name][name] * first / pairs[name][eager] for name in others}}
+    pairs = {name: _times({each: calls[each] for each in ("eager", name)}, rounds) for name in ("mlc", "inductor")}
+    eager = pairs["mlc"]["eager"]
+    return {"eager": eager, **{name: each[name] * eager / each["eager"] for name, each in pairs.items()}}
 
 
 def _inputs(network: Network, times: int = 1) -> list[torch.Tensor]:

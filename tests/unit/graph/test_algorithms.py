@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 
 from mlc.graph.algorithms.registry import algorithms, offered
+from mlc.graph.algorithms.winograd import ALGORITHMS
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.shapes import Free, Range
+from mlc.sizes import Size, scope
 from mlc.target import resolve
 from schedules.lowering import PIPELINE
 from schedules.registry import find
@@ -103,3 +107,11 @@ def test_one_direct_algorithm_comes_first_and_nothing_forbids_it(case: str) -> N
 def test_where_winograd_applies(change: dict[str, Any], applies: bool) -> None:
     shape = replace(conv(64, 64, (14, 14), (1, 1, 1, 1)), **change)
     assert any(each.family == "winograd" for each in offered(shape, DEFAULT_OPTIONS)) == applies
+
+
+def test_winograd_of_a_free_batch_reads_its_weights_for_each_image() -> None:
+    """Its kernel multiplies one image at a time there: 36 points of large weights are read for four tiles."""
+    fixed, estimate = conv(512, 512, (7, 7), (1, 1, 1, 1), n=4), Estimate(resolve("x86-64-v3", threads=2).tvm, 1e9)
+    with scope({"n": Free("n", Range(1, 8), 4)}):
+        free = replace(fixed, n=Size(tirx.Var("n", "int64")))
+        assert ALGORITHMS[-1].seconds(free, estimate) > 1.5 * ALGORITHMS[-1].seconds(fixed, estimate)

@@ -129,7 +129,9 @@ def test_a_long_sum_of_few_elements_is_cut() -> None:
 
 
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("m, k, n", [(128, 768, 3072), (128, 2048, 512), (500, 1536, 384)])
+@pytest.mark.parametrize("m, k, n", [
+    (128, 768, 3072), (128, 2048, 512), (500, 1536, 384), (16, 768, 3072), (17, 3072, 768), (32, 768, 768),
+])
 def test_weights_beyond_the_second_cache_are_fetched_a_column_ahead(m: int, k: int, n: int, level: str) -> None:
     seed, _ = _first_seed(m, k, n, level)
     assert seed["prefetch"] and (seed["inner"] or seed["nb"] == 1), "rows innermost: what comes next is known"

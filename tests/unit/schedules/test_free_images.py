@@ -104,6 +104,39 @@ def test_chunks_are_even(cores: int) -> None:
         assert max(lengths) - min(lengths) <= 1
 
 
+@pytest.mark.parametrize(("others", "outer"), [(4, True), (4, False), (3, True)])
+def test_chunks_stay_where_another_loop_shares_out_the_work(others: int, outer: bool) -> None:
+    """Two cores have half of four columns each, with all chunks of their rows; of three columns, half of the chunks."""
+    rows = tirx.Var("n", "int64")
+    data = te.placeholder((rows, others, 16), name="x")
+    func = normalise(te.create_prim_func([data, te.compute(data.shape, lambda *i: data(*i) * 2, name="y")]),
+                     {"n": Free("n", Range(1, 200), 64)})
+    sch = tvm.s_tir.Schedule(func)
+    i, j, k = sch.get_loops(sch.get_sblock("y"))
+    chunk, row = sch.split(i, [None, 16])
+    sch.reorder(*((chunk, j) if outer else (j, chunk)), row, k)
+    sch.parallel(sch.fuse(*((chunk, j) if outer else (j, chunk))))
+    sch.vectorize(k)
+    made = evened(whole_tiles(sch.mod["main"]), 2, tvm.sym.Analyzer())
+    loops: list[tirx.For] = []
+    realizes: list[tvm.s_tir.SBlockRealize] = []
+    walk(made.body, (tirx.For, loops.append), (tvm.s_tir.SBlockRealize, realizes.append))
+    parallel = next(loop for loop in loops if loop.kind == tirx.ForKind.PARALLEL)
+    serial = next(loop for loop in loops if loop.kind == tirx.ForKind.SERIAL)
+    place = next(realize for realize in realizes if len(realize.block.iter_vars) == 3).iter_values
+    (size,) = tirx.analysis.undefined_vars(parallel.extent)
+    for n in (1, 16, 17, 40, 199):
+        steps, done = int(evaluate(parallel.extent, {size: n})), [[], []]
+        for step in range(steps):
+            at = {size: n, parallel.loop_var: step}
+            for r in range(int(evaluate(serial.extent, at))):
+                row, column = (int(evaluate(each, {**at, serial.loop_var: r})) for each in place[:2])
+                done[2 * step // steps].append((row, column))
+        assert sorted(done[0] + done[1]) == [(row, column) for row in range(n) for column in range(others)]
+        if others % 2 == 0:
+            assert steps == -(-n // 16) * others and len(done[0]) == len(done[1])
+
+
 def _expected(x: np.ndarray, k: np.ndarray, stride: int, depthwise: bool) -> np.ndarray:
     pad = k.shape[2] // 2
     padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (pad, pad), (pad, pad), (0, 0)])
