@@ -186,8 +186,9 @@ def _known(func: tirx.PrimFunc) -> Heads:
 
 def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
     """Why tiles can't run on a GPU, or None."""
-    if tiles.misfit is not None:
-        return tiles.misfit
+    misfit = tiles.misfit(heads)
+    if misfit is not None:
+        return misfit
     if tiles.shared_bytes(heads) > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {tiles.shared_bytes(heads)}"
     if tiles.registers(heads) > tiles.most_registers:

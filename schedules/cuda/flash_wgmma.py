@@ -62,10 +62,13 @@ class WarpgroupTiles(Tiles):
         by_chance = super().exposed(steps)
         return by_chance - (by_chance - _IN_TURN) * self.turns * (1 - 1 / steps)  # nobody waits with the first tile
 
-    @property
-    def misfit(self) -> str | None:
-        paired = not self.turns or self.readers == _PAIR
-        return None if paired else f"{_PAIR} warpgroups take turns, got {self.readers}"
+    def misfit(self, heads: Heads) -> str | None:
+        if not self.turns:
+            return None
+        if self.readers != _PAIR:
+            return f"{_PAIR} warpgroups take turns, got {self.readers}"
+        # with the first tile nobody waits
+        return None if heads.keys > self.keys else f"turns need more than one tile of keys, got {heads.keys} keys"
 
     @property
     def readers(self) -> int:

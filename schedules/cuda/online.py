@@ -88,9 +88,8 @@ class Tiles:
         """The part of what becomes of the scores of so many tiles that products do not hide."""
         return 0.5
 
-    @property
-    def misfit(self) -> str | None:
-        """Why there is no such kernel, or None."""
+    def misfit(self, heads: Heads) -> str | None:
+        """Why there is no such kernel of this attention, or None."""
         return None
 
     @property

@@ -148,6 +148,8 @@ def test_who_takes_what() -> None:
         scheduled(attention_case("deep", (1, 1), (128, 128, 128, 128)), tiles(8, 128, 4))
     with pytest.raises(InvalidDecision, match="2 warpgroups take turns, got 1"):
         scheduled(case, tiles(4, 64, turns=1))
+    with pytest.raises(InvalidDecision, match="turns need more than one tile of keys, got 64 keys"):
+        scheduled(case, tiles(8, 64, turns=1))
 
 
 @needs_gxx
@@ -234,12 +236,12 @@ def test_each_turn_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_gxx
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("sizes", "causal", "mask", "groups"), [
-    ((130, 200, 64, 64), 70, False, 2), ((128, 64, 64, 64), None, False, 1), ((129, 131, 40, 72), None, True, 1),
+    ((130, 200, 64, 64), 70, False, 2), ((128, 65, 64, 64), None, False, 1), ((129, 131, 40, 72), None, True, 1),
     ((150, 66, 64, 64), -64, False, 1)])
 def test_warpgroups_in_turn_are_right(
     sizes: tuple[int, int, int, int], causal: int | None, mask: bool, groups: int
 ) -> None:
-    """Odd lengths, a causal limit, few tiles of keys, even one or none, and heads that share their keys."""
+    """Odd lengths, a causal limit, few tiles of keys, of which none may be visited, and heads that share their keys."""
     case = attention_case(str(sizes), (1, groups), sizes, causal=causal, mask=mask, groups=groups)
     inputs, outputs = case.arrays()
     cuda_emulator.run(scheduled(case, tiles(8, 64, turns=1)), HOPPER, inputs, outputs)
