@@ -144,8 +144,9 @@ def _moved(call: relax.Call, name: str, indices: Sequence[Any]) -> list[Any] | N
         for index, extent in zip(indices[: len(into) - kept], into, strict=False):
             offset = offset * extent + index
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        outer = [tirx.floormod(tirx.floordiv(offset, step), n) for step, n in zip(strides, shape, strict=True)]
-        return [*outer, *inner]
+        first, *outer = [tirx.floordiv(offset, step) for step in strides] if strides else [None]
+        outer = [tirx.floormod(index, n) for index, n in zip(outer, shape[1:], strict=False)]
+        return [*([] if first is None else [first]), *outer, *inner]
     if name == "broadcast_to":
         trailing = indices[len(indices) - len(shape) :]
         return [i64(0) if extent == 1 else i for i, extent in zip(trailing, shape, strict=True)]

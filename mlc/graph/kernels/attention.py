@@ -7,6 +7,8 @@ from typing import Any
 
 from tvm import te, tirx
 
+from mlc.graph.ir.views import i64
+
 __all__ = ["fused_attention"]
 
 #: an element by its indices
@@ -14,21 +16,22 @@ Load = Callable[..., Any]
 
 
 def fused_attention(
-    batch: Sequence[int], sizes: tuple[int, int, int, int], scale: float, loads: tuple[Load, Load, Load],
-    mask: Load | None, causal: int | None, order: Sequence[int], dtypes: tuple[str, str],
+    batch: Sequence[Any], sizes: tuple[Any, Any, Any, Any], scale: float, loads: tuple[Load, Load, Load],
+    mask: Load | None, causal: int | None, order: Sequence[int], dtypes: tuple[str, str], zeros: bool = False,
 ) -> te.Tensor:
     """``softmax(scale * Q K' + mask) V`` of ``(queries, keys, depth, features)``, added up in float32.
 
     ``loads`` give an element of Q, K and V, each ``[*batch, token, feature]`` of the first of ``dtypes``; the second is
     the result's. ``mask`` gives one of ``[*batch, query, key]``. With ``causal``, the query ``i`` sees keys up to
     ``i + causal``. ``order`` are the axes of ``[*batch, token, feature]`` in the order of the result. Weights are
-    rounded to the operands' type before they are divided by their total.
+    rounded to the operands' type before they are divided by their total. With ``zeros`` a query that sees no key has 0,
+    else no number.
     """
     operand, kept = dtypes
     query, key, value = loads
-    heads, n = [_i64(extent) for extent in batch], len(batch)
-    queries, keys, depth, features = map(_i64, sizes)
-    rd, rj, rs, rv = (te.reduce_axis((_i64(0), extent), name=name) for extent, name in
+    heads, n = [i64(extent) for extent in batch], len(batch)
+    queries, keys, depth, features = map(i64, sizes)
+    rd, rj, rs, rv = (te.reduce_axis((i64(0), extent), name=name) for extent, name in
                       ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
     never = tirx.const(float("-inf"), "float32")
 
@@ -41,11 +44,12 @@ def fused_attention(
     def logit(*x: Any) -> Any:
         found = scores(*x) if scale == 1.0 else scores(*x) * tirx.const(scale, "float32")
         found = found if mask is None else found + mask(*x)
-        return found if causal is None else tirx.if_then_else(x[n + 1] <= x[n] + _i64(causal), found, never)
+        return found if causal is None else tirx.if_then_else(x[n + 1] <= x[n] + i64(causal), found, never)
 
     def result(*index: Any) -> Any:
         at = [index[list(order).index(axis)] for axis in range(n + 2)]
-        return (values(*at) / total(*at[:-1])).astype(kept)
+        mean, zero = values(*at) / total(*at[:-1]), tirx.const(0.0, "float32")
+        return (tirx.if_then_else(total(*at[:-1]) > zero, mean, zero) if zeros else mean).astype(kept)
 
     scores = te.compute((*heads, queries, keys), score, name="scores", attrs={"mlc.op": "attention"})
     logits = te.compute(scores.shape, logit, name="logits")
@@ -60,7 +64,3 @@ def fused_attention(
         name="values")
     shape = (*heads, queries, features)
     return te.compute([shape[axis] for axis in order], result, name="attention")
-
-
-def _i64(value: int) -> tirx.Expr:
-    return tirx.const(value, "int64")

@@ -162,8 +162,8 @@ class _Fuser:
         if product is None or not self._graph.once(product.args[0]):
             return None
         rounded = self._graph.call(product.args[0], "astype") if self._gpu else None
-        seen = None if self._gpu else self._numbers(product.args[0])
         given = product.args[0] if rounded is None else rounded.args[0]
+        seen = self._numbers(given)
         weights = self._graph.call(given if seen is None else seen, "nn.softmax")
         if weights is None or not self._graph.once(given):
             return None
@@ -299,9 +299,10 @@ class _Fuser:
                           for term, (_, f) in zip(terms, seen, strict=True)]
                 return sum(scaled[1:], scaled[0])
 
+            named = sizes.renamed(image)
             return fused_attention(
-                sizes.batch, (sizes.tokens, sizes.keys, sizes.depth, sizes.features), found.scale, loads,
-                mask_of if masks else None, causal, found.order, (found.operand, found.kept),
+                named.batch, (named.tokens, named.keys, named.depth, named.features), found.scale, loads,
+                mask_of if masks else None, causal, found.order, (found.operand, found.kept), found.zeros,
             )
 
         arguments = [replaced(source, self._image) for source in sources], added
