@@ -13,12 +13,17 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-__all__ = ["LEAST", "SIZES", "deciding", "least_function", "specialised", "usual_function", "variables"]
+__all__ = [
+    "LEAST", "SIZES", "deciding", "free_function", "least_function", "shown_function", "specialised", "usual_function",
+    "variables",
+]
 
 #: the attribute of a function with free sizes
 SIZES = "mlc.sizes"
 #: that of a function for usual sizes which stands for a range: the function for the smallest
 LEAST = "mlc.least"
+#: that of a function that a space is shown in place of one with free sizes: the latter
+SHOWN = "mlc.shown"
 
 
 def variables(func: tirx.PrimFunc) -> list[tirx.Var]:
@@ -38,14 +43,37 @@ def usual_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return specialised(func, dict(zip(variables(func), usual, strict=True)))
 
 
-def deciding(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function for the usual sizes, of which :func:`least_function` gives that for the smallest; the same object
-    where nothing is free."""
-    usual = usual_function(func)
+def shown_function(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """The function whose sizes a space of ``target`` is shown: the usual ones; the same object where nothing is free.
+
+    Spaces of GPUs take vectors, copies and whole tiles by what divides a size. They are shown an odd size next to the
+    usual one, so that what they find holds for every size.
+    """
+    if target.kind.name != "cuda" or not func.attrs or SIZES not in func.attrs:
+        return usual_function(func)
+    sizes = [_odd(*map(int, size)) for size in func.attrs[SIZES]]
+    return specialised(func, dict(zip(variables(func), sizes, strict=True))).with_attr(SHOWN, func)
+
+
+def _odd(low: int, high: int, usual: int) -> int:
+    """An odd size next to the usual one; 3 for few, since what has one element is another kind of function."""
+    odd = usual - 1 if usual % 2 == 0 and usual > low else usual | 1
+    return max(odd, 3)
+
+
+def deciding(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """:func:`shown_function`, of which :func:`least_function` gives that for the smallest sizes; the same object where
+    nothing is free."""
+    usual = shown_function(func, target)
     if usual is func:
         return func
     lows = [int(size[0]) for size in func.attrs[SIZES]]
     return usual.with_attr(LEAST, specialised(func, dict(zip(variables(func), lows, strict=True))))
+
+
+def free_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """What :func:`shown_function` shows the sizes of; None for a function that has these alone."""
+    return func.attrs[SHOWN] if func.attrs and SHOWN in func.attrs else None
 
 
 def least_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:

@@ -27,10 +27,15 @@ _RANDOM = (s_tir.schedule.LoopRV, s_tir.schedule.SBlockRV, s_tir.schedule.ExprRV
 
 
 class Lockstep:
-    """Two schedules that take the same steps; what is asked is answered by the one with ``usual`` sizes."""
+    """Two schedules that take the same steps; what is asked is answered by the one with ``usual`` sizes.
 
-    def __init__(self, usual: s_tir.Schedule, free: s_tir.Schedule) -> None:
-        self.usual, self.free = usual, free
+    For a ``gpu`` an instruction that does not fit the free sizes is an error, where for CPUs its loops stay, and
+    nothing is peeled: threads of a ragged tile test for themselves. What TVM must prove before a step it proves for the
+    usual sizes, which nothing divides: the other schedule takes the step without.
+    """
+
+    def __init__(self, usual: s_tir.Schedule, free: s_tir.Schedule, *, gpu: bool = False) -> None:
+        self.usual, self.free, self._gpu = usual, free, gpu
         self._twin: dict[Any, Any] = {}
 
     def __tvm_ffi_object__(self) -> s_tir.Schedule:
@@ -47,7 +52,9 @@ class Lockstep:
         def step(*args: Any, **options: Any) -> Any:
             there = [self._on_free(each) for each in args]
             others = {key: self._on_free(each) for key, each in options.items()}
-            if name == "tensorize" and not self._possible(name, there, others):
+            if self._gpu:
+                result = getattr(self.usual, name)(*args, **options)  # its checks are those of both
+            if name == "tensorize" and not self._gpu and not self._possible(name, there, others):
                 made = None  # the loops that an instruction would replace stay
             elif name == "split":
                 made = self._split(there, others)
@@ -61,10 +68,11 @@ class Lockstep:
                 if name == "fuse":
                     self._unhinted(there)
                 made = self._taken(name, there, others)  # first: what it refuses leaves both as they were
-            try:
-                result = getattr(self.usual, name)(*args, **options)
-            except s_tir.ScheduleError as error:
-                raise InvalidDecision(f"{name} must be possible for the usual sizes too, but it is not") from error
+            if not self._gpu:
+                try:
+                    result = getattr(self.usual, name)(*args, **options)
+                except s_tir.ScheduleError as error:
+                    raise InvalidDecision(f"{name} must be possible for the usual sizes too, but it is not") from error
             self._pair(result, made)
             return result
 
@@ -73,8 +81,10 @@ class Lockstep:
     def _taken(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
         try:
             return getattr(self.free, name)(*args, **options)
-        except s_tir.ScheduleError:
-            raise
+        except s_tir.ScheduleError as error:
+            if not self._gpu:
+                raise
+            raise InvalidDecision(f"{name} must be possible for free sizes too, but it is not") from error
         except Exception as error:  # TVM's checks of itself, which no space expects
             raise InvalidDecision(f"{name} must be possible for free sizes, but TVM refused it: "
                                   f"{str(error).strip().splitlines()[-1]}") from error
@@ -123,7 +133,7 @@ class Lockstep:
             factors[0] = None
         given = [loop, factors, *args[2:]]
         made = self._taken("split", given, {k: v for k, v in options.items() if k not in ("loop", "factors")})
-        if any(factor not in (None, 1) for factor in factors):  # full tiles test nothing
+        if not self._gpu and any(factor not in (None, 1) for factor in factors):  # full tiles test nothing
             self.free.annotate(made[min(1, len(made) - 2)], HINT, True)
         return made
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import is_empty
-from schedules.free import usual_function
+from schedules.free import shown_function
 from schedules.space import Space
 
-__all__ = ["all_spaces", "by_name", "find"]
+__all__ = ["all_spaces", "by_name", "find", "matching"]
 
 
 def all_spaces(target_kind: str) -> tuple[Space, ...]:
@@ -25,11 +27,17 @@ def all_spaces(target_kind: str) -> tuple[Space, ...]:
 
 def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
     """The first space that matches ``func``, for its usual sizes, on ``target``; the last one for empty tensors."""
-    usual = usual_function(func)
+    return next(matching(func, target))
+
+
+def matching(func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Space]:
+    """All spaces that match ``func``, as :func:`find` asks them."""
+    usual = shown_function(func, target)
     spaces = all_spaces(target.kind.name)
     if is_empty(usual):
-        return spaces[-1]
-    return next(s for s in spaces if (usual is func or s.free_sizes) and _matches(s, usual, target))
+        yield spaces[-1]
+        return
+    yield from (s for s in spaces if (usual is func or s.free_sizes) and _matches(s, usual, target))
 
 
 def _matches(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

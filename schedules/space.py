@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import _type_checker
 
 from schedules.analysis import walk
 from schedules.errors import InvalidDecision
-from schedules.free import deciding, usual_function
+from schedules.free import deciding, shown_function
 from schedules.lockstep import Lockstep
 from schedules.machine import GpuMachine
 from schedules.reducers import register
@@ -111,6 +111,10 @@ class Space(abc.ABC):
     tensorizes: str = ""
     #: whether a function may have free sizes (see :mod:`schedules.free`)
     free_sizes: bool = True
+    #: whether it decides by how large they are
+    by_size: bool = True
+    #: whether a schedule marks what lowering writes out as a kernel
+    written_out: bool = False
     #: opcodes of machine code of which every kernel's sums use one, as their names begin; empty where any will do
     opcodes: tuple[str, ...] = ()
 
@@ -155,8 +159,10 @@ def schedule_with(
     is turned into it), so one bad candidate is an ordinary event for the caller. A function with free sizes is
     scheduled by the decisions for its usual ones.
     """
-    sch, usual = _schedule(func), usual_function(func)
-    shown: Any = sch if usual is func else Lockstep(_schedule(usual), sch)
+    usual, gpu = shown_function(func, target), target.kind.name == "cuda"
+    # what TVM cannot prove of a product with a free size holds as it does of the shown one, where it is checked
+    sch = _schedule(func, check=usual is func or not gpu)
+    shown: Any = sch if usual is func else Lockstep(_schedule(usual), sch, gpu=gpu)
     pick = Pick(shown, space.knobs(usual, target), decisions)
     with target:
         try:
@@ -177,9 +183,10 @@ def unshared(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return tvm.ir.load_json(tvm.ir.save_json(func)) if inner else func
 
 
-def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+def _schedule(func: tirx.PrimFunc, *, check: bool = True) -> s_tir.Schedule:
     register()
-    return s_tir.Schedule(tvm.IRModule({"main": unshared(func)}), debug_mask="none", error_render_level="fast")
+    return s_tir.Schedule(tvm.IRModule({"main": unshared(func)}), debug_mask="none", error_render_level="fast",
+                          enable_check=check)
 
 
 def first_seed(
@@ -187,7 +194,7 @@ def first_seed(
 ) -> tuple[s_tir.Schedule, dict[str, int]]:
     """The schedule of the first seed that can be carried out, and that seed's decisions."""
     reason: Exception | None = None
-    for decisions in space.seeds(deciding(func), target):
+    for decisions in space.seeds(deciding(func, target), target):
         try:
             return schedule_with(space, func, target, decisions), dict(decisions)
         except InvalidDecision as error:
@@ -199,7 +206,7 @@ def feasible_seeds(
     space: Space, func: tirx.PrimFunc, target: tvm.target.Target
 ) -> Iterator[tuple[s_tir.Schedule, dict[str, int]]]:
     """The schedules of the seeds that can be carried out, best first, with the decisions of each."""
-    for decisions in space.seeds(deciding(func), target):
+    for decisions in space.seeds(deciding(func, target), target):
         try:
             sch = schedule_with(space, func, target, decisions)
         except InvalidDecision:

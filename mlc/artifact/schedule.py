@@ -152,7 +152,7 @@ def _scheduled(
                          f"{last_line(error)}; report it with MLC_DUMP_DIR's files") from error
     func, entry = sch.mod["main"], BuiltFunction(task.name, symbol, task.key, space.name, "seed", task.weight,
                                                  decisions=decisions)
-    if SIZES in task.func.attrs:
+    if SIZES in task.func.attrs and space.by_size:
         func = in_pieces(task, ((space.name, decisions), func), partial(_recorded, lookup=lookup), _seed)
     return func, entry
 
@@ -177,19 +177,24 @@ def _seed(task: Task) -> Scheduled | None:
 
 def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:
     """The first seed of the function's space; the last space's where none of its own fits: with a warning, unless it is
-    free sizes that they do not fit."""
-    target = task.target.tvm
-    space, last = registry.find(task.func, target), registry.all_spaces(task.target.kind)[-1]
-    try:
-        return space, *first_seed(space, task.func, target)
-    except InvalidDecision as error:
-        if space is last:
-            raise
-        found = last, *first_seed(last, task.func, target)
-        if usual_function(task.func) is task.func:
-            warnings.warn(f"no schedule of {space.name} fits {task.name}, so {last.name} lays it out, which is slow "
-                          f"({error})", stacklevel=2)
-        return found
+    free sizes that they do not fit. On GPUs other spaces that match are asked first then."""
+    target, reasons = task.target.tvm, list[tuple[Space, InvalidDecision]]()
+    last, free = registry.all_spaces(task.target.kind)[-1], usual_function(task.func) is not task.func
+    for space in registry.matching(task.func, target):
+        try:
+            return space, *first_seed(space, task.func, target)
+        except InvalidDecision as error:
+            if space is last:
+                raise
+            reasons.append((space, error))
+            if task.target.kind == "llvm":
+                break
+    found = last, *first_seed(last, task.func, target)
+    if not free:
+        space, reason = reasons[0]
+        warnings.warn(f"no schedule of {space.name} fits {task.name}, so {last.name} lays it out, which is slow "
+                      f"({reason})", stacklevel=2)
+    return found
 
 
 def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:

@@ -12,7 +12,6 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get
-from mlc.errors import BuildError
 from mlc.graph import precision, simplify
 from mlc.graph.algorithms.filters import Filters
 from mlc.graph.algorithms.registry import check_options
@@ -207,9 +206,6 @@ def lower(
         graphs.append(Lowered(module, target, tuple(combined(weighed)), filters=filters))
         return graphs[-1].module
 
-    if free and target.kind != "llvm":
-        raise BuildError(f"every size must be fixed for {target.canonical}, but {', '.join(map(str, free.values()))} "
-                         "are free; give one size each, as in --shape NAME=8,128")
     with target.tvm, scope(free):
         mod = run(mod, prepare(target, options))
         if substitutions is None:

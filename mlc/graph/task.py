@@ -23,11 +23,12 @@ from mlc.sizes import scope
 from mlc.target import Target
 from schedules.flat import FLAT, flattened
 from schedules.free import SIZES, variables
+from schedules.merged import MERGED
 
 __all__ = ["Task", "function_key", "normalise", "task_key"]
 
 #: attributes of a PrimFunc that change what it computes or how it must be built; the rest is naming
-_KEPT_ATTRS = ("tirx.noalias", FLAT)
+_KEPT_ATTRS = ("tirx.noalias", FLAT, MERGED)
 #: the hash of a function without its immediates by that of the whole; the same functions come again with each graph
 _MASKED: dict[int, int] = {}
 _MOST_MASKED = 1 << 14

@@ -17,6 +17,7 @@ from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
 from mlc.sizes import free_sizes
 from mlc.target import Target
+from schedules.merged import merged
 
 __all__ = ["Called", "called_functions", "combined", "extract_tasks", "human_name", "with_alternatives"]
 
@@ -111,7 +112,9 @@ def _distinct(mod: tvm.IRModule, target: Target) -> list[_Function]:
         func = mod[symbol]
         if not isinstance(func, tirx.PrimFunc):
             continue
-        task = Task(human_name(symbol), normalise(func, free), target, constant_bytes=constant_bytes)
+        normal = normalise(func, free)
+        task = Task(human_name(symbol), merged(normal) if target.kind == "cuda" else normal, target,
+                    constant_bytes=constant_bytes)
         twins = known[task.identity]
         # a hash is no proof, and taking one function for another is wrong numbers
         twin = next((each for each in twins if _are_equal(each.task.func, task.func)), None)

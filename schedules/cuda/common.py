@@ -14,6 +14,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import BlockInfo, describe, expression_size, loads, uses, walk
+from schedules.lockstep import is_fixed
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import InvalidDecision, Space, best_seed
 
@@ -160,12 +161,17 @@ def bind_flat(sch: s_tir.Schedule, loops: Sequence[Any], threads: int, vector: i
 
     Before: ``for i, j: S``. After: ``for blockIdx.x, threadIdx.x, vectorised v: S``.
     """
-    flat = sch.fuse(*loops)
-    if vector > 1:
-        bx, tx, vec = sch.split(flat, [None, threads, vector])
+    loops = list(loops)
+    if vector > 1 and not all(is_fixed(sch, loop) for loop in loops):  # whichever row it is in, neighbours lie in one
+        loops[-1], vec = sch.split(loops[-1], [None, vector])
+        bx, tx = sch.split(sch.fuse(*loops), [None, threads])
+        sch.reorder(bx, tx, vec)
+        sch.vectorize(vec)
+    elif vector > 1:
+        bx, tx, vec = sch.split(sch.fuse(*loops), [None, threads, vector])
         sch.vectorize(vec)
     else:
-        bx, tx = sch.split(flat, [None, threads])
+        bx, tx = sch.split(sch.fuse(*loops), [None, threads])
     sch.bind(bx, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     return bx, tx

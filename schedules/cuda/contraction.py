@@ -19,6 +19,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo, describe, linear_offset, loads, remembered, uses, walk, widest_run
 from schedules.cuda.common import Leaf, inline_injective, leaves, refresh, scratch, uniform
+from schedules.free import free_function
 
 __all__ = [
     "PRECISION", "Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand",
@@ -27,6 +28,8 @@ __all__ = [
 
 #: what an iterator of the contraction ranges over
 BATCH, M, N, K = "b", "m", "n", "k"
+#: the parts that a sum may be cut into
+_CUTS = (1, 2, 4, 8, 16)
 #: the annotation of a sum of products that says what its operands may be rounded to: ``tf32``
 PRECISION = "mlc.precision"
 
@@ -57,10 +60,17 @@ class Contraction:
     #: of an element of what is stored, and how many neighbours along ``n`` one aligned store may take
     result_bits: int = 32
     vector_result: int = 1
+    #: whether these are sizes of one call among others
+    free: bool = False
 
     def size(self, role: str) -> int:
         """Number of points along a role."""
         return prod(e for r, e in zip(self.roles, self.extents, strict=True) if r == role)
+
+    def cuts(self, least: int) -> tuple[int, ...]:
+        """Into how many parts the sum may be cut, of so many terms at least: none where sizes are free, as are then the
+        tiles whose parts are added up."""
+        return (1,) if self.free else tuple(s for s in _CUTS if s == 1 or self.size(K) // s >= least)
 
 
 def with_tf32(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -97,7 +107,8 @@ def contraction_of(func: tirx.PrimFunc) -> Contraction | None:
         if contraction is None:
             return None
         sch = scratch(func)
-        return _with_runs(sch, normalise(sch, contraction), contraction)
+        found = _with_runs(sch, normalise(sch, contraction), contraction)
+        return replace(found, free=free_function(func) is not None)
     except (s_tir.ScheduleError, ValueError, tvm.error.InternalError):
         return None
 

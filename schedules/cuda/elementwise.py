@@ -111,6 +111,7 @@ class Elementwise(CudaSpace):
     """Functions without a reduction: maps, broadcasts, transposes, gathers, concatenations, splits."""
 
     name = "cuda.elementwise"
+    by_size = False
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         info = analyse(func)

@@ -17,6 +17,7 @@ class Fallback(Space):
     """Whatever no other space knows: correct on a GPU, a thread for each result where that is possible."""
 
     name = "cuda.fallback"
+    by_size = False
     target_kind = "cuda"
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

@@ -91,7 +91,7 @@ class TiledContraction(CudaSpace):
             Knob("block_k", (8, 16, 32)),
             Knob("thread_m", (2, 4, 8)),
             Knob("thread_n", (4, 8)),
-            Knob("split_k", tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or contraction.size(K) // s >= 64)),
+            Knob("split_k", contraction.cuts(64)),
             Knob("vector", vectors),
             Knob("unroll", (0, 16, 64)),
         )

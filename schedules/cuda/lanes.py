@@ -126,8 +126,8 @@ def _in_vectors(realize: s_tir.SBlockRealize, loop: tirx.For) -> tirx.BufferStor
         for other in block.iter_vars:
             if not other.var.same_as(each.var):
                 analyzer.bind(other.var, other.dom)
-        extent = -(-int(each.dom.extent) // width)
-        analyzer.bind(piece, tvm.ir.Range(tirx.const(0, dtype), tirx.const(extent, dtype)))
+        count = tirx.floordiv(each.dom.extent + tirx.const(width - 1, dtype), tirx.const(width, dtype))
+        analyzer.bind(piece, tvm.ir.Range(tirx.const(0, dtype), count))
         analyzer.bind(lane, tvm.ir.Range(tirx.const(0, dtype), tirx.const(width, dtype)))
         split = analyzer.simplify(replaced(value, {each.var: piece * tirx.const(width, dtype) + lane}))
         own = loop.loop_var.astype(dtype)

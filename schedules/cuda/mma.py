@@ -86,7 +86,6 @@ class TensorCoreGemm(CudaSpace):
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         contraction, kind = _known(func)
-        cuts = tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or contraction.size(K) // s >= 128 * kind.width)
         return (
             Knob("block_m", (64, 128, 256)),
             Knob("block_n", (64, 128, 256)),
@@ -95,7 +94,7 @@ class TensorCoreGemm(CudaSpace):
             Knob("warp_m", (32, 64)),
             Knob("warp_n", (32, 64)),
             Knob("stages", (2, 3, 4, 5)),
-            Knob("split_k", cuts),
+            Knob("split_k", contraction.cuts(128 * kind.width)),
             Knob("panel", (1, 4, 8)),
         )
 

@@ -167,7 +167,9 @@ def in_panels(tile: WarpTile, contraction: Contraction) -> bool:
 
 
 def panel_of(tile: WarpTile, contraction: Contraction) -> int:
-    """The widest panel that the grid is a multiple of."""
+    """The widest panel that the grid is a multiple of, whatever its size."""
+    if contraction.free:
+        return 1
     count = ceil_div(contraction.size(M), tile.block_m)
     return next(p for p in range(min(tile.panel, count), 0, -1) if count % p == 0)
 
