@@ -22,6 +22,7 @@ from schedules.cuda.flash_tf32 import TensorFloatFlash, TensorFloatTiles
 from schedules.cuda.flash_wgmma import WarpgroupFlash, WarpgroupTiles
 from schedules.cuda.heads import GROUPS_MARK, MARK, Heads, boxed, grouped, heads_of
 from schedules.cuda.online import Online, Tiles
+from schedules.free import free_function
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -53,6 +54,7 @@ class Attention(CudaSpace):
     that are kept or under way; and where queries are too few for the GPU, ``splits`` of their keys."""
 
     name = "cuda.attention"
+    written_out = True
     opcodes: tuple[str, ...] = ("HMMA",)
     tiles: type[Tiles] = FlashTiles
     kernel: type[Online] = Flash
@@ -72,7 +74,7 @@ class Attention(CudaSpace):
         return available(target) and super().matches(func, target)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        splits = self._splits(_known(func), gpu_machine(target))
+        splits = self._splits(_known(func), gpu_machine(target)) if _has_known_grid(func) else (1,)
         return (*self.choices, Knob("splits", splits)) if len(splits) > 1 else self.choices
 
     def _splits(self, heads: Heads, gpu: GpuMachine) -> tuple[int, ...]:
@@ -126,7 +128,8 @@ class WarpgroupAttention(Attention):
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         heads = heads_of(func)
-        return heads is not None and super().recognises(func) and heads.queries >= _LEAST_QUERIES and (
+        fixed = free_function(func) is None  # boxes are of tensors whose sizes are numbers
+        return fixed and heads is not None and super().recognises(func) and heads.queries >= _LEAST_QUERIES and (
             min(heads.depth, heads.features) >= _LEAST_FEATURES) and boxed(func, heads)
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
@@ -178,10 +181,17 @@ def _is_faster(func: tirx.PrimFunc, named: str) -> bool:
 
 def _known(func: tirx.PrimFunc) -> Heads:
     """The attention as its kernel takes it."""
-    heads = heads_of(func)
+    heads, free = heads_of(func), free_function(func)
     if heads is None:
         raise InvalidDecision("the function must hold one attention")
-    return grouped(heads)
+    return grouped(heads) if free is None or _has_known_grid(func) else heads
+
+
+def _has_known_grid(func: tirx.PrimFunc) -> bool:
+    """Whether heads and queries are as many in each call."""
+    free = free_function(func)
+    heads = heads_of(func if free is None else free)
+    return heads is not None and all(isinstance(size, int) for size in (*heads.extents, heads.queries))
 
 
 def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:

@@ -10,16 +10,21 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-__all__ = ["Registers", "barrier", "call", "commit", "copy_ahead", "i32", "i64", "kernel", "loop", "over_lanes",
-           "power_of_two", "store_piece", "substituted", "wait", "when"]
+__all__ = ["Registers", "barrier", "call", "commit", "copy_ahead", "count_of", "i32", "i64", "kernel", "loop",
+           "over_lanes", "power_of_two", "store_piece", "substituted", "wait", "when"]
 
 #: what becomes of a loop over registers: straight code, so that every index is a number
 _UNROLLED = tirx.ForKind.UNROLLED
 
 
-def i32(value: int) -> tirx.Expr:
+def i32(value: Any) -> tirx.Expr:
     """A number that counts within a block of threads."""
-    return tirx.const(value, "int32")
+    return tirx.const(value, "int32") if isinstance(value, int) else value.astype("int32")
+
+
+def count_of(extent: Any, each: int) -> Any:
+    """How many times ``each`` an extent has, rounded up: a number, or an expression of free sizes."""
+    return -(-extent // each) if isinstance(extent, int) else (extent + (each - 1)) // each
 
 
 def i64(value: Any) -> tirx.Expr:
@@ -150,7 +155,7 @@ class Registers:
 
 
 def kernel(
-    func: tirx.PrimFunc, grid: int, threads: int, buffers: Sequence[tirx.Buffer],
+    func: tirx.PrimFunc, grid: Any, threads: int, buffers: Sequence[tirx.Buffer],
     body: Callable[[Any, Any], list[Any]], handed: Sequence[tirx.Buffer] = (),
 ) -> tirx.PrimFunc:
     """A function of the parameters of ``func``: one kernel, ``body`` of the numbers of a block and of its thread.

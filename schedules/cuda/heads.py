@@ -51,13 +51,14 @@ class Heads:
     over ``depth``, values of ``features``, operands of ``dtype``.
 
     ``scale`` is of the scores where ``mask`` is None; else that is the logit, an expression of a score, loaded from
-    ``scores``, of the query ``i`` and the key ``j``. A query sees keys up to its own number and ``causal``.
+    ``scores``, of the query ``i`` and the key ``j``. A query sees keys up to its own number and ``causal``. Extents,
+    queries and keys are expressions where sizes are free.
     """
 
     batch: tuple[Any, ...]
-    extents: tuple[int, ...]
-    queries: int
-    keys: int
+    extents: tuple[Any, ...]
+    queries: Any
+    keys: Any
     depth: int
     features: int
     dtype: str
@@ -76,9 +77,10 @@ class Heads:
     values: tirx.Buffer
     totals: tirx.Buffer
     tf32: bool  # whether operands of float32 may be rounded
+    zeros: bool = False  # whether a query that sees no key has 0
 
     @property
-    def count(self) -> int:
+    def count(self) -> Any:
         return prod(self.extents)
 
     @property
@@ -159,7 +161,8 @@ def grouped(heads: Heads) -> Heads:
     ``g`` heads of ``q`` queries each are one of ``g q`` queries, of which the row ``n`` is query ``n % q`` of the head
     ``n // q``.
     """
-    count = _sharing(heads) if heads.causal is None and heads.batch else 1
+    known = all(isinstance(size, int) for size in (*heads.extents, heads.queries))
+    count = _sharing(heads) if heads.causal is None and heads.batch and known else 1
     if count == 1:
         return heads
     head, row = heads.batch[-1], heads.query.row
@@ -260,7 +263,7 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
     (values,) = (b for b in readers(weights) if _is_sum(b) and not b.same_as(total))
     (result,) = readers(_written(values))
     *batch, i, j, d = (v.var for v in scores.iter_vars)
-    *extents, queries, keys, depth = (int(v.dom.extent) for v in scores.iter_vars)
+    *extents, queries, keys, depth = (_extent(v.dom.extent) for v in scores.iter_vars)
     query, key = _operand(scores, i, d, j, 0), _operand(scores, j, d, i, -1)
     *heads, _, f, k = (v.var for v in values.iter_vars)
     factors = [load for load in describe(values).factors or () if not load.source.same_as(weights)]
@@ -274,11 +277,16 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
     mask = None if scale is not None else substituted(logit, renamed)
     axes = _axes(result, _written(values))
     return Heads(
-        tuple(batch), tuple(extents), queries, keys, depth, int(values.iter_vars[-2].dom.extent),
+        tuple(batch), tuple(extents), queries, keys, int(depth), int(values.iter_vars[-2].dom.extent),
         str(query.element.source.dtype), query, key, value, scale or 1.0, mask, causal, i, j, held, result.body,
         (axes[-2], axes[-1]), tuple(axes[:-2]), _written(values), _written(total),
-        str(scores.annotations.get(PRECISION, "")) == "tf32",
+        str(scores.annotations.get(PRECISION, "")) == "tf32", _asks_for(result.body.value, _written(total)),
     )
+
+
+def _extent(extent: Any) -> Any:
+    """A number, or an expression of free sizes as kernels count with it."""
+    return int(extent) if isinstance(extent, tirx.IntImm) else extent.astype("int32")
 
 
 def _written(block: s_tir.SBlock) -> tirx.Buffer:
@@ -321,6 +329,14 @@ def _limit(logit: Any, i: Any, j: Any) -> tuple[Any, int | None]:
     if not whole or [int(c) for c in found[:2]] != [1, -1] or float(getattr(never, "value", 0.0)) != float("-inf"):
         return logit, None
     return inner, int(found[2])
+
+
+def _asks_for(value: Any, totals: tirx.Buffer) -> bool:
+    """Whether what a query has depends on its total being any."""
+    found: list[bool] = []
+    walk(value, (Call, lambda call: found.append(
+        op_name(call) == "if_then_else" and any(load.source.same_as(totals) for load in loads(call.args[0])))))
+    return any(found)
 
 
 def _scale(logit: Any, scores: tirx.Buffer) -> float | None:

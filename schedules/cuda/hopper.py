@@ -139,7 +139,7 @@ def tensor_map(name: str) -> tirx.Var:
 
 
 def encode(
-    var: tirx.Var, data: Any, dtype: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int],
+    var: tirx.Var, data: Any, dtype: str, sizes: Sequence[Any], strides: Sequence[int], box: Sequence[int],
     steps: Sequence[int] = (),
 ) -> list[tirx.Stmt]:
     """What the host does before the kernel: say how the tensor at ``data`` lies. Sizes and boxes are in elements,
@@ -148,7 +148,8 @@ def encode(
     tensor."""
     steps = steps or [1] * len(box)
     wide = [extent * step for extent, step in zip(box, steps, strict=True)]
-    numbers = [i64(int(n)) for n in (*sizes, *strides, *wide, *steps)]
+    some = [n if isinstance(n, int) else tirx.max(i64(n), i64(1)) for n in sizes]  # there is no tensor without rows
+    numbers = [n if isinstance(n, tirx.Expr) else i64(n) for n in (*some, *strides, *wide, *steps)]
     encoded = tirx.op.tensormap_encode_tiled(
         var, data, *numbers, descriptor_dtype=dtype, rank=len(sizes), swizzle=_SWIZZLE, l2_promotion=_PROMOTION)
     return [tirx.Bind(var, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(encoded)]

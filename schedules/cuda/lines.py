@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place_of(
-    buffer: tirx.Buffer, indices: Sequence[Any], row: Any, column: Any, heads: Sequence[tuple[Any, int]]
+    buffer: tirx.Buffer, indices: Sequence[Any], row: Any, column: Any, heads: Sequence[tuple[Any, Any]]
 ) -> Place | None:
     """Where an element lies, of ``heads`` that are variables with their extents; None where it has no such steps."""
     offset: Any = tirx.const(0, row.ty.dtype)
@@ -40,8 +40,9 @@ def place_of(
         offset = offset * size + index
     analyzer = sym.Analyzer()
     for variable, extent in heads:
-        analyzer.bind(variable, tvm.ir.Range.from_min_extent(
-            tirx.const(0, variable.ty.dtype), tirx.const(extent, variable.ty.dtype)))
+        kind = variable.ty.dtype
+        size = tirx.const(extent, kind) if isinstance(extent, int) else extent.astype(kind)
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(tirx.const(0, kind), size))
     found = sym.detect_linear_equation(analyzer.simplify(offset), [row, column])
     if not found or not all(isinstance(step, tirx.IntImm) for step in found[:2]):
         return None
@@ -92,7 +93,7 @@ class Lines:
 
 
 def lines_of(
-    load: TensorLoad, row: Any, column: Any, extents: tuple[int, int], heads: Sequence[tuple[Any, int]]
+    load: TensorLoad, row: Any, column: Any, extents: tuple[int, int], heads: Sequence[tuple[Any, Any]]
 ) -> Lines | None:
     """Rows and columns, so many, of 16-bit floats from which boxes can be copied; None where none can."""
     found = place_of(load.source, load.indices, row, column, heads)

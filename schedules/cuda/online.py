@@ -25,6 +25,7 @@ from schedules.cuda.emit import (
     barrier,
     commit,
     copy_ahead,
+    count_of,
     i32,
     i64,
     kernel,
@@ -156,7 +157,7 @@ class Online:
         self.peak, self.total, self.base, self.scale = (
             self.registers(self.rows, "float32", name) for name in ("peak", "total", "base", "scale"))
         #: blocks of queries of all heads
-        self.places = heads.count * ceil_div(heads.queries, tiles.queries)
+        self.places = heads.count * count_of(heads.queries, tiles.queries)
         self.handed: list[tirx.Buffer] = []
         if tiles.splits > 1:
             self._hand_over()
@@ -221,7 +222,7 @@ class Online:
 
     def _body(self, block: Any, thread: Any) -> list[Any]:
         heads, tiles = self.heads, self.tiles
-        count = ceil_div(heads.queries, tiles.queries)
+        count = count_of(heads.queries, tiles.queries)
         self.thread, self.lane, self.warp = thread, thread % WARP, thread // WARP
         self.place, split = (block, i32(0)) if tiles.splits == 1 else (block % self.places, block // self.places)
         self.batch = heads.at(self.place % heads.count)
@@ -231,7 +232,7 @@ class Online:
         steps, ahead = self._steps(), tiles.stages - 1
         self.begun = i32(0)  # the first tile
         if tiles.splits > 1:
-            each = ceil_div(ceil_div(heads.keys, tiles.keys), tiles.splits)
+            each = count_of(count_of(heads.keys, tiles.keys), tiles.splits)
             self.begun = split * each
             steps = tirx.max(tirx.min(steps - self.begun, i32(each)), i32(0))
         return [
@@ -248,8 +249,12 @@ class Online:
 
     def _store(self) -> list[Any]:
         """Store the results of the block's queries."""
-        one = tirx.const(1.0, "float32")
+        one, zero = tirx.const(1.0, "float32"), tirx.const(0.0, "float32")
+        zeros = [self.each_sum(lambda i, r, _: self.set(
+            self.sums, i, tirx.Select(self.total[r] > zero, self.sums[i], zero))),
+            loop(self.rows, lambda r: self.set(self.total, r, tirx.Select(self.total[r] > zero, self.total[r], one)))]
         return [
+            *(zeros if self.heads.zeros else []),
             loop(self.rows, lambda r: self.set(self.scale, r, one / self.total[r])),
             *self.regrouped(),
             loop(self.rows, lambda r: self._if_asked(r, self.store(r))),
@@ -327,7 +332,7 @@ class Online:
     def _steps(self) -> Any:
         """Tiles of keys that the block's queries see any key of."""
         heads, tiles = self.heads, self.tiles
-        every = i32(ceil_div(heads.keys, tiles.keys))
+        every = i32(count_of(heads.keys, tiles.keys))
         if heads.causal is None:
             return every
         seen = self.first + tiles.queries + heads.causal  # one more than the last query's last key
@@ -358,7 +363,7 @@ class Online:
         ])
         return tirx.SeqStmt([when(step < steps, copies), commit()])
 
-    def _copy(self, load: Load, first: Any, rows: int, at: Any, count: int, extent: int, stride: int) -> tirx.Stmt:
+    def _copy(self, load: Load, first: Any, rows: Any, at: Any, count: int, extent: int, stride: int) -> tirx.Stmt:
         """Copy ``count`` rows to ``at``; those from ``rows`` on are the last one again, which no score lets through."""
         vector = self.heads.vector(load, extent)
         pieces, each = extent // vector, self.tiles.threads
@@ -409,7 +414,7 @@ class Online:
         seen = i32(heads.keys)
         if heads.causal is not None:
             seen = tirx.min(seen, self.first + heads.causal + 1)  # keys that all the block's queries see
-        limited = heads.causal is not None or heads.keys % tiles.keys
+        limited = heads.causal is not None or not isinstance(heads.keys, int) or heads.keys % tiles.keys
         return [
             *([self.each_score(logit)] if heads.mask is not None else []),
             *([when(first + tiles.keys > seen, self.each_score(limit))] if limited else []),

@@ -7,7 +7,7 @@ lie, and what is stored of a sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -15,12 +15,13 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.analysis import describe, linear_offset, loads, remembered, uses, walk
+from schedules.analysis import describe, linear_offset, loads, remembered, replaced, uses, walk
 from schedules.cuda.common import scratch
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.cuda.emit import i64, substituted
 from schedules.cuda.image import Image, image_of
 from schedules.errors import InvalidDecision
+from schedules.free import SIZES, specialised, variables
 
 __all__ = ["MARK", "Operand", "Product", "check_marked_product", "marked", "plain", "product_of"]
 
@@ -41,7 +42,7 @@ class Operand:
     buffer: tirx.Buffer
     offset: int
     batch: int
-    rows: int
+    rows: Any
     depth: int
     batch_step: int
     row_step: int
@@ -58,6 +59,9 @@ class Operand:
         rest = self.offset
         indices: list[Any] = []
         for size in reversed(self.buffer.shape):
+            if not isinstance(size, tirx.IntImm):  # that of the rows, which comes first
+                indices.insert(0, i64(rest))
+                break
             indices.insert(0, i64(rest % int(size)))
             rest //= int(size)
         return tirx.BufferLoad(self.buffer, indices)
@@ -70,7 +74,7 @@ class Operand:
         return not any(2 * step % _ALIGNED_BYTES for step in steps)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[Any, ...]:
         """As :func:`schedules.cuda.hopper.encode` takes them: innermost first, the batch last where there is one."""
         inner = (self.rows, self.depth) if self.across else (self.depth, self.rows)
         return (*inner, self.batch) if self.batch > 1 else inner
@@ -94,14 +98,18 @@ class Product:
     sums: tirx.Buffer
     result: tirx.BufferStore
     axes: tuple[Any, Any, Any]  # the result's variables that number the batch, m and n
+    #: where the result lies: elements between neighbours along the batch, m and n, and the first one's place
+    lies: tuple[tuple[int, ...], int] | None
+    #: how many rows there are, an expression, where a call says so
+    rows: Any = None
 
     @property
     def batch(self) -> int:
         return self.contraction.size(_BATCH)
 
     @property
-    def m(self) -> int:
-        return self.contraction.size(M)
+    def m(self) -> Any:
+        return self.contraction.size(M) if self.rows is None else self.rows
 
     @property
     def n(self) -> int:
@@ -128,7 +136,7 @@ class Product:
         value = self.result.value
         matrices = [load for load in loads(value) if not load.source.same_as(self.sums)
                     and uses(load, [self.axes[2]]) and uses(load, list(self.axes[:2]))]
-        found = self._lies()
+        found = self.lies
         if str(self.result.buffer.dtype) not in _TYPES or matrices or found is None:
             return None
         (batch_step, row_step, _), offset = found
@@ -148,16 +156,9 @@ class Product:
         """Store what becomes of the sum ``value`` at a batch, a row and a column."""
         return tirx.BufferStore(self.result.buffer, self.made_of(at, value), self.place(at).indices)
 
-    def _lies(self) -> tuple[tuple[int, int, int], int] | None:
-        """The elements between neighbours of the result along the batch, m and n, the last next to each other, and
-        where the first one lies; else None."""
-        load = tirx.BufferLoad(self.result.buffer, self.result.indices)
-        found = linear_offset(load, list(self.axes), [self.batch, self.m, self.n])
-        return None if found is None or found[0][2] != 1 else ((found[0][0], found[0][1], 1), found[1])
-
     def neighbours(self, most: int) -> int:
         """How many neighbouring columns of the result, at most so many, one aligned store may take."""
-        found = self._lies()
+        found = self.lies
         if found is None:
             return 1
         others = (found[0][0] if self.batch > 1 else 0, found[0][1], found[1], self.n)
@@ -167,7 +168,53 @@ class Product:
 @remembered
 def product_of(func: tirx.PrimFunc) -> Product | None:
     """The product of 16-bit floats that a function holds, alone, with operands that boxes can be copied of; else
-    None."""
+    None. Of free sizes it may have one, which its rows are a multiple of."""
+    return _product_of_rows(func) if func.attrs and SIZES in func.attrs else _fixed(func)
+
+
+#: two sizes by which what depends on a size is told from what does not
+_SOME = (521, 1031)
+
+
+def _product_of_rows(func: tirx.PrimFunc) -> Product | None:
+    """The product of a function whose one free size says how many rows A and the result have, and nothing else."""
+    free = variables(func)
+    if len(free) != 1 or any(isinstance(param.ty, tvm.ir.PrimType) for param in func.params):
+        return None
+    one, other = (_in_terms_of(func, free[0], size) for size in _SOME)
+    if one is None or other is None or _fixed_part(one) != _fixed_part(other):
+        return None
+    multiple, rest = divmod(one.m, _SOME[0])
+    names = {**dict(zip(other.axes, one.axes, strict=True)), other.sums: one.sums}
+    same = tvm_ffi.structural_equal(one.result, replaced(other.result, names))
+    if rest or multiple * _SOME[1] != other.m or not same:
+        return None
+    rows = (free[0] * multiple).astype("int32")
+    return replace(one, a=replace(one.a, rows=rows), rows=rows)
+
+
+def _in_terms_of(func: tirx.PrimFunc, size: tirx.Var, value: int) -> Product | None:
+    """The product of a function for one value of its free size, of the tensors that it has for all; None where it has
+    none, or one of images."""
+    made = specialised(func, {size: value})
+    found = _fixed(made)
+    if found is None or not isinstance(found.a, Operand):
+        return None
+    image = dict(zip(made.params, func.params, strict=True))
+    a, b = (replace(each, buffer=image[each.buffer]) for each in (found.a, found.b))
+    return replace(found, a=a, b=b, result=replaced(found.result, image))
+
+
+def _fixed_part(product: Product) -> tuple[Any, ...]:
+    """Numbers of a product that do not follow from how many rows it has."""
+    a, b = product.a, product.b
+    assert isinstance(a, Operand)
+    lie = [(each.offset, each.batch, each.depth, each.batch_step, each.row_step, each.depth_step) for each in (a, b)]
+    return (*lie, b.rows, product.n, product.k, product.batch, product.lies)
+
+
+def _fixed(func: tirx.PrimFunc) -> Product | None:
+    """The product of a function whose sizes are numbers."""
     contraction = contraction_of(func)
     if contraction is None or contraction.types[2] != "float32" or contraction.types[0] != contraction.types[1]:
         return None
@@ -188,7 +235,10 @@ def product_of(func: tirx.PrimFunc) -> Product | None:
     axes = tuple(v.var for v in out.iter_vars)
     if len(axes) != 3 or not isinstance(out.body, tirx.BufferStore):
         return None
-    return Product(contraction, contraction.types[0], a, b, sums, out.body, axes)
+    found = linear_offset(tirx.BufferLoad(out.body.buffer, out.body.indices), list(axes),
+                          [contraction.size(role) for role in (_BATCH, M, N)])
+    lies = None if found is None or found[0][2] != 1 else (tuple(found[0]), found[1])
+    return Product(contraction, contraction.types[0], a, b, sums, out.body, axes, lies)
 
 
 def _operand(sch: s_tir.Schedule, main: Any, role: str, contraction: Contraction) -> Operand | None:

@@ -22,7 +22,7 @@ from tvm import tirx
 
 from schedules.cuda import hopper
 from schedules.cuda.common import ceil_div
-from schedules.cuda.emit import Registers, barrier, i32, i64, kernel, loop, store_piece, when
+from schedules.cuda.emit import Registers, barrier, count_of, i32, i64, kernel, loop, store_piece, when
 from schedules.cuda.image import Image
 from schedules.cuda.product import Operand, Product
 
@@ -105,11 +105,11 @@ class GroupTile:
         """Boxes or slices and the ring behind the next place where its pattern may begin, and barriers."""
         return self.store_bytes + hopper.PATTERN_BYTES + self.stages * (self.stage_bytes + 16)
 
-    def tiles(self, product: Product) -> int:
-        along_m = ceil_div(self.rows(product), self.block_m * self.cluster) * self.cluster
+    def tiles(self, product: Product) -> Any:
+        along_m = count_of(self.rows(product), self.block_m * self.cluster) * self.cluster
         return product.batch * along_m * ceil_div(product.n, self.block_n)
 
-    def rows(self, product: Product) -> int:
+    def rows(self, product: Product) -> Any:
         """Of the product, as they are dealt out to tiles: of an image, whole tiles of as many pixels as a box has or
         more."""
         if isinstance(product.a, Operand):
@@ -118,10 +118,11 @@ class GroupTile:
 
 
 class Warpgroups:
-    """The kernel under construction: ``grid`` blocks share the tiles out among themselves."""
+    """The kernel under construction: ``grid`` blocks share the tiles out among themselves, with 0 one each."""
 
     def __init__(self, func: tirx.PrimFunc, product: Product, tile: GroupTile, grid: int) -> None:
-        self.func, self.product, self.tile, self.grid = func, product, tile, grid
+        self.func, self.product, self.tile = func, product, tile
+        self.grid = grid or tile.tiles(product)
         self.registers = Registers()
         self.memory = self.registers.shared(tile.shared_bytes // 4, "float32")
         self.sums = self.registers(tile.sums, "float32", "sums")
@@ -197,7 +198,7 @@ class Warpgroups:
 
     def _each_tile(self, visit: Callable[[Any, Any, Any], tirx.Stmt]) -> tirx.Stmt:
         tiles = self.tile.tiles(self.product)
-        if self.grid == tiles:
+        if not isinstance(tiles, int) or self.grid == tiles:
             return visit(*self._place(self.block))
         rounds = (i32(tiles - 1) - self.block) // self.grid + 1
         return loop(rounds, lambda n: visit(*self._place(self.block + n * self.grid)), _SERIAL)
@@ -207,12 +208,13 @@ class Warpgroups:
         last one narrower."""
         tile, product = self.tile, self.product
         rows = tile.cluster * tile.block_m
-        along_m, along_n = ceil_div(self.rows, rows), ceil_div(product.n, tile.block_n)
+        along_m, along_n = count_of(self.rows, rows), ceil_div(product.n, tile.block_n)
         rank, number = (number % tile.cluster, number // tile.cluster) if tile.cluster > 1 else (i32(0), number)
         batch, within = number // (along_m * along_n), number % (along_m * along_n)
-        panel = min(tile.panel, along_m)
+        known = isinstance(along_m, int)
+        panel = min(tile.panel, along_m) if known else tile.panel
         first, inside = within // (panel * along_n) * panel, within % (panel * along_n)
-        wide = tirx.min(i32(along_m) - first, i32(panel)) if along_m % panel else i32(panel)
+        wide = i32(panel) if known and along_m % panel == 0 else tirx.min(i32(along_m) - first, i32(panel))
         return batch, (first + inside % wide) * rows + rank * tile.block_m, inside // wide * tile.block_n
 
     def _advance(self) -> list[tirx.Stmt]:
@@ -316,7 +318,7 @@ class Warpgroups:
     def _nearest(self, row: Any) -> Any:
         """The same, or some other where there is none."""
         most = self.product.m
-        return row if most % self.tile.block_m == 0 else tirx.min(row, i32(most - 1))
+        return row if isinstance(most, int) and most % self.tile.block_m == 0 else tirx.min(row, i32(most - 1))
 
     def _result_box(self, batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
         """Where the box of results lies that begins with these."""

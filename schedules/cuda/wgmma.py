@@ -25,6 +25,7 @@ from schedules.cuda.warp_tile import WarpTile
 from schedules.cuda.warp_tile import estimate as cut_estimate
 from schedules.cuda.warpgroups import ROWS, GroupTile, Warpgroups
 from schedules.cuda.windows import WindowGroups
+from schedules.free import free_function
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -72,19 +73,22 @@ class WarpgroupGemm(CudaSpace):
     whose channels lie together (:mod:`schedules.cuda.image`)."""
 
     name = "cuda.wgmma"
+    written_out = True
     opcodes = ("HGMMA",)
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         return available(target) and super().matches(func, target) and not _is_cut(func, str(target))
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
-        product = product_of(func)
-        return product is not None and min(product.m, product.n, product.k) >= _LEAST
+        product, free = product_of(func), free_function(func)
+        if product is None or (free is not None and product_of(free) is None):
+            return False
+        return min(product.m, product.n, product.k) >= _LEAST
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        if _known(func).results is not None:
-            return KNOBS
-        return tuple(Knob(knob.name, (0,)) if knob.name == "boxed" else knob for knob in KNOBS)
+        boxed, known = _known(func).results is not None, free_function(func) is None
+        return tuple(Knob(knob.name, (0,)) if (knob.name == "boxed" and not boxed) or (
+            knob.name == "persistent" and not known) else knob for knob in KNOBS)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         product, gpu = _known(func), gpu_machine(target)
@@ -119,13 +123,15 @@ class WarpgroupGemm(CudaSpace):
         require(available(target), f"products of warpgroups need sm_90a, got {target.attrs['arch']}")
         product, gpu = _known(sch.mod["main"]), gpu_machine(target)
         decisions = {knob.name: pick(knob.name) for knob in KNOBS}
+        known = free_function(sch.mod["main"]) is None
         tile = _tile(decisions)
         misfit = _misfit(tile, gpu)
         require(misfit is None, str(misfit))
         tiles = tile.tiles(product)
         at_once = gpu.multiprocessors // tile.cluster * tile.cluster
         require(at_once > 0, f"a cluster must fit the GPU, got {gpu.multiprocessors} multiprocessors")
-        _mark(sch, product, tile, min(tiles, at_once) if decisions["persistent"] else tiles)
+        grid = min(tiles, at_once) if decisions["persistent"] else tiles
+        _mark(sch, product, tile, grid if known else 0)
 
 
 def _tile(decisions: Decisions) -> GroupTile:
@@ -196,7 +202,8 @@ def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachin
 def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> None:
     """Lay the result out in tiles, with all that it is made of inside, and mark the sum.
 
-    Until it is expanded, the function computes what the kernel does, a tile's sums one after another.
+    Until it is expanded, the function computes what the kernel does, a tile's sums one after another. A ``grid`` of 0
+    has a block for each tile.
     """
     root = sch.get_sblock("root")
     main = next(block for block in sch.get_child_blocks(root) if _sums(sch, block))
@@ -211,7 +218,7 @@ def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> 
     n_o, n_i = sch.split(_fused(sch, by_role[2]), [None, tile.block_n])
     sch.reorder(*by_role[0], m_o, n_o, *ranks, m_i, n_i)
     at = sch.fuse(*by_role[0], m_o, n_o, *ranks)
-    if grid < int(sch.get(at).extent):  # a kernel of an image's boxes has more tiles
+    if 0 < grid < int(sch.get(at).extent):  # a kernel of an image's boxes has more tiles
         rounds, block = sch.split(at, [None, grid])
         sch.reorder(block, rounds)
         sch.bind(block, "blockIdx.x")
