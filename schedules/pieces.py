@@ -17,6 +17,7 @@ from tvm import tirx
 from schedules.anywhere import ANYWHERE
 from schedules.flat import FLAT
 from schedules.free import SIZES, specialised, variables
+from schedules.merged import MERGED
 from schedules.trimmed import trimmed
 
 __all__ = ["PIECES", "Box", "Piece", "boxed", "expanded", "pieces_of", "with_pieces"]
@@ -47,7 +48,7 @@ def boxed(func: tirx.PrimFunc, box: Box, usual: Sequence[int]) -> tirx.PrimFunc:
     fixed = {var: low for var, (low, high) in zip(free, box, strict=True) if low == high}
     free_sizes = [[low, high, size] for (low, high), size in zip(box, usual, strict=True) if low != high]
     made = specialised(func, fixed) if fixed else func
-    made = made.with_attr(SIZES, free_sizes) if free_sizes else made
+    made = made.with_attr(SIZES, free_sizes) if free_sizes else made.without_attr(MERGED)
     return trimmed(made) if trimmed(func) is func else made
 
 
@@ -74,10 +75,13 @@ def expanded(mod: tvm.IRModule) -> tvm.IRModule:
             continue
         symbol = str(func.attrs["global_symbol"])
         pieces = pieces_of(func)
-        general = _general(func, [piece.box for piece in pieces])
+        if pieces[-1].box == tuple((int(low), int(high)) for low, high, _ in func.attrs[SIZES]):
+            general = pieces.pop().func  # which serves all sizes
+        else:
+            general = _general(func, [piece.box for piece in pieces])
         names = [f"{symbol}__{number}" for number in range(len(pieces) + 1)]
         for name, piece in zip(names, [*(piece.func for piece in pieces), general], strict=True):
-            made[tvm.ir.GlobalVar(name)] = _like(piece, func).with_attr("global_symbol", name)
+            made[tvm.ir.GlobalVar(name)] = _like(piece, func).without_attr(MERGED).with_attr("global_symbol", name)
         made[var] = _dispatch(func.without_attr(PIECES), names, [piece.box for piece in pieces])
     return tvm.IRModule(made, attrs=mod.attrs)
 
@@ -109,7 +113,7 @@ def _dispatch(func: tirx.PrimFunc, names: Sequence[str], boxes: Sequence[Box]) -
 
 def _like(made: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``made``, built for the target of ``func``."""
-    known = ("target", "tirx.noalias", "tirx.is_scheduled", ANYWHERE, FLAT)
+    known = ("target", "tirx.noalias", "tirx.is_scheduled", ANYWHERE, FLAT, MERGED)
     kept = {key: func.attrs[key] for key in known if key in func.attrs}
     for key, value in kept.items():
         made = made.with_attr(key, value)

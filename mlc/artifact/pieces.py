@@ -8,6 +8,9 @@ as a schedule for a batch of four may have it, odd numbers of them leave cores w
 schedule made for them is a more even one. For few rows there may be another kind of kernel, as for attention: each
 number of them is a part then, since such a kernel holds its rows in registers. One row alone, as of one token or one
 image, is a part where the schedule made for it is another one: in a tile of several rows it is computed as often.
+
+Tiles of GPUs are as large as leave no multiprocessor idle: for one free size, its parts are those of a factor of eight.
+Up to 64 rows are computed as so many (:mod:`schedules.capped`), so that their sums can be cut over blocks.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from mlc.graph.task import Task, normalise
 from schedules import registry
 from schedules.analysis import walk
 from schedules.balance import idle
+from schedules.capped import capped, of_most_rows
 from schedules.free import SIZES, variables
 from schedules.machine import cpu_machine
 from schedules.pieces import Box, Piece, boxed, with_pieces
 
-__all__ = ["Scheduled", "bands", "in_pieces"]
+__all__ = ["Scheduled", "bands", "in_pieces", "octaves"]
 
 #: what a schedule of a task was made of, to be told apart from others, and the scheduled function
 Scheduled = tuple[Any, tirx.PrimFunc]
@@ -38,6 +42,8 @@ Scheduled = tuple[Any, tirx.PrimFunc]
 _DOWN, _TILE = 16, 12
 #: the most rows that may have a kernel of another kind: each number of them costs half a second to compile
 _FEW = 2
+#: where GPUs' ranges are cut: larger tiles than those for the most suit nothing
+_CUTS = (8, 64, 512, 4096)
 #: sizes are a part of their own where cores that wait make them this many times slower than their own schedule's do,
 #: and at most so many such parts are made, each of which is compiled
 _UNEVEN, _MOST_UNEVEN = 1.15, 3
@@ -52,6 +58,7 @@ def in_pieces(
 
     ``tuned`` gives the log's schedule of the task for a part, ``seeded`` its space's; None where there is none.
     """
+    few = _for_most_rows(task, seeded)
     even = list(_evened(task, whole[1], seeded))
     apart: list[tuple[Box, Scheduled]] = []  # the narrowest boxes last
     for box, usual in _boxes(task):
@@ -59,13 +66,31 @@ def in_pieces(
         part = replace(task, func=func if SIZES in func.attrs else normalise(func))
         found = tuned(part)
         if found is None and not _usual(task.func, box) and not any(each.box == box for each in even):
-            found = seeded(part)
+            found = _for_most_rows(part, seeded) or seeded(part)
             others = next((made for around, made in reversed(apart) if _holds(around, box)), whole)
             if found is not None and found[0] == others[0] and _parallel(found[1]) == _parallel(others[1]):
                 found = None
         if found is not None:
             apart.append((box, found))
-    return with_pieces(whole[1], [*even, *(Piece(box, made[1]) for box, made in reversed(apart))])
+    pieces = [*even, *(Piece(box, made[1]) for box, made in reversed(apart))]
+    if few is not None:
+        pieces.append(Piece(tuple((int(low), int(high)) for low, high, _ in task.func.attrs[SIZES]), few[1]))
+    return with_pieces(whole[1], pieces)
+
+
+def _for_most_rows(task: Task, seeded: Callable[[Task], Scheduled | None]) -> Scheduled | None:
+    """The schedule of a GPU's function for as many rows as there may be, where these are few and need not all be there;
+    None for other functions, and for kernels that lowering writes out for any number."""
+    sizes = task.func.attrs.get(SIZES, [])
+    most = of_most_rows(task.func) if task.target.kind == "cuda" and len(sizes) == 1 else None
+    if most is None or int(sizes[0][1]) > _CUTS[1]:
+        return None
+    func, axes = most
+    found = seeded(replace(task, func=normalise(func)))
+    space = None if found is None else registry.by_name(found[0][0], "cuda")
+    if found is None or space is None or space.written_out:
+        return None
+    return found[0], capped(found[1], axes)
 
 
 def _holds(around: Box, box: Box) -> bool:
@@ -118,8 +143,10 @@ def _boxes(task: Task) -> Iterator[tuple[Box, Sequence[int]]]:
     """The parts of a function's range that may be pieces, each with the sizes that it would be scheduled for; one that
     lies in another comes after it, and the usual sizes last."""
     sizes = [(int(low), int(high), int(usual)) for low, high, usual in task.func.attrs[SIZES]]
-    least = _TILE if len(sizes) == 1 else 0
-    cuts = [list(bands(*each, _few(task, sizes, axis), least)) for axis, each in enumerate(sizes)]
+    least, alone = _TILE if len(sizes) == 1 else 0, task.target.kind == "cuda" and len(sizes) == 1
+    few = [_few(task, sizes, axis) for axis in range(len(sizes))]
+    cuts = [list(octaves(low, high, usual, own) if alone else bands(low, high, usual, own, least))
+            for (low, high, usual), own in zip(sizes, few, strict=True)]
     for parts in product(*cuts):
         whole = all(usual == own for (*_, usual), (*_, own) in zip(parts, sizes, strict=True))
         if not whole:  # what is left of the range
@@ -144,6 +171,18 @@ def _few(task: Task, sizes: Sequence[tuple[int, int, int]], axis: int) -> list[i
             break
         found.append(size)
     return found
+
+
+def octaves(low: int, high: int, usual: int, few: Sequence[int] = ()) -> Iterator[tuple[int, int, int]]:
+    """A range cut at powers of eight up to 4096, each part with the size that it is scheduled for, the usual one or
+    half of the largest: ``1..5000`` with 100 as the usual size is ``1..8``, ``9..64``, ``65..512``, ``513..4096`` and
+    ``4097..5000``. ``few`` are the lowest sizes, each of which is a part of its own."""
+    for size in few:
+        yield size, size, size
+        low = size + 1
+    for most in (*(cut for cut in _CUTS if low <= cut < high), high):
+        yield low, most, usual if low <= usual <= most else max(low, min(most, 4 * _CUTS[-1]) // 2)
+        low = most + 1
 
 
 def bands(

@@ -22,10 +22,13 @@ import numpy as np
 
 from mlc.codegen.cuda import PASS_CONFIG, clustered, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
+from schedules.analysis import evaluate
+from schedules.capped import opened
 from schedules.cuda import attention
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
 from schedules.cuda.wgmma import expanded
+from schedules.merged import restored
 
 if TYPE_CHECKING:
     import tvm
@@ -90,10 +93,11 @@ class TensorMap(NamedTuple):
 
 
 def run(
-    func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray], outputs: list[np.ndarray],
+    func: tirx.PrimFunc, target: tvm.target.Target, inputs: Sequence[np.ndarray | int], outputs: list[np.ndarray],
     repeats: int = 1,
 ) -> list[Cost]:
-    """Build the scheduled ``func`` for a CUDA ``target`` and run its kernels; ``outputs`` are written in place.
+    """Build the scheduled ``func`` for a CUDA ``target`` and run its kernels; ``outputs`` are written in place. Among
+    ``inputs`` are the free sizes that the function is given as numbers; the others are those of the arrays.
 
     With ``repeats`` they are run again on the same memory, but for outputs and intermediates as they were at first, the
     blocks and at first the warps of every other run from the last to the first.
@@ -103,24 +107,51 @@ def run(
     from tvm import tirx
 
     func = legal_names(func)
-    arrays = {_identifier(p): a for p, a in zip(func.params, (*inputs, *outputs), strict=True)}
-    whole = attention.expanded(func).body
-    inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")] + [
-        step.buffer for step in (whole.seq if isinstance(whole, tirx.SeqStmt) else ())
-        if isinstance(step, tirx.AllocBuffer)]
+    whole = _written_out(func)
+    given = list(zip(whole.params, (*inputs, *outputs), strict=True))
+    sizes = dict(_sizes(given))
+    arrays = {_identifier(p): a for p, a in given if isinstance(a, np.ndarray)}
+    *steps, root = whole.body.seq if isinstance(whole.body, tirx.SeqStmt) else [whole.body]
+    inner = [b for b in root.block.alloc_buffers if b.scope() in ("", "global")] + [
+        step.buffer for step in steps if isinstance(step, tirx.AllocBuffer)]
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
-    room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
+    room = max((prod(_number(s, sizes) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
-    return run_source(cuda_source(func, target), list(launches(func)), arrays, repeats, dict(_tensor_maps(func)))
+    return run_source(cuda_source(func, target), list(_launches(whole, sizes)), arrays, repeats,
+                      dict(_tensor_maps(whole, sizes)), {str(var.name): size for var, size in sizes.items()})
+
+
+def _written_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A scheduled function with its kernels as they are launched, and the parameters of its callers."""
+    return restored(joined(expanded(attention.expanded(opened(func)))))
+
+
+def _sizes(given: Sequence[tuple[Any, np.ndarray | int]]) -> Iterator[tuple[Any, int]]:
+    """What each free size of a function is for these arguments."""
+    from tvm import tirx as tir
+
+    for param, argument in given:
+        if not isinstance(argument, np.ndarray):
+            yield param, int(argument)
+            continue
+        yield from ((size, extent) for size, extent in zip(param.shape, argument.shape, strict=True)
+                    if isinstance(size, tir.Var))
+
+
+def _number(size: Any, sizes: Mapping[Any, int]) -> int:
+    """An expression of free sizes as a number."""
+    from tvm import tirx as tir
+
+    return int(size) if isinstance(size, int | tir.IntImm) else evaluate(size, sizes)
 
 
 def run_source(
     source: str, launches: Sequence[Launch], arrays: Mapping[str, np.ndarray], repeats: int = 1,
-    maps: Mapping[str, TensorMap] | None = None,
+    maps: Mapping[str, TensorMap] | None = None, sizes: Mapping[str, int] | None = None,
 ) -> list[Cost]:
-    """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place, and
-    a ``CUtensorMap`` what ``maps`` says of its name."""
-    program = _compiled(_program(source, launches, {k: a.nbytes for k, a in arrays.items()}, maps or {}))
+    """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place, a
+    ``CUtensorMap`` what ``maps`` says of its name, and a number what ``sizes`` do."""
+    program = _compiled(_program(source, launches, {k: a.nbytes for k, a in arrays.items()}, maps or {}, sizes or {}))
     with tempfile.TemporaryDirectory(prefix="mlc-emulator-") as name:
         folder = Path(name)
         for key, array in arrays.items():
@@ -172,22 +203,22 @@ def _header() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
-    """What the host of a scheduled function tells its kernels of tensors, by the names of their parameters."""
+def _tensor_maps(func: tirx.PrimFunc, free: Mapping[Any, int]) -> Iterator[tuple[str, TensorMap]]:
+    """What the host of a function tells its kernels of tensors, by the names of their parameters."""
     import tvm
     from tvm import tirx as tir
     from tvm.runtime import DataType
 
-    body = expanded(attention.expanded(func)).body
+    body = func.body
     for step in body.seq if isinstance(body, tir.SeqStmt) else ():
         call = step.value if isinstance(step, tir.Evaluate) else None
         if not isinstance(call, tvm.ir.Call) or str(call.op.name) != "tirx.tensormap_encode_tiled":
             continue
         rank, size = int(call.attrs.rank), DataType(str(call.attrs.descriptor_dtype)).bits // 8
-        first, numbers = call.args[1].args[0], [int(n) for n in call.args[2:]]
+        first, numbers = call.args[1].args[0], [_number(n, free) for n in call.args[2:]]
         offset = 0
         for index, extent in zip(first.indices, first.source.shape, strict=True):
-            offset = offset * int(extent) + int(index)
+            offset = offset * _number(extent, free) + _number(index, free)
         sizes, strides, box = numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 : 3 * rank - 1]
         yield str(call.args[0].name), TensorMap(
             _identifier(first.source), offset * size, size, tuple(sizes), tuple(strides), tuple(box),
@@ -236,11 +267,15 @@ def _registered(name: str, function: Any) -> Iterator[None]:
 
 
 def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
-    """The kernels that are launched for a scheduled function, in order."""
+    """The kernels that are launched for a scheduled function without free sizes, in order."""
+    return _launches(_written_out(func), {})
+
+
+def _launches(func: tirx.PrimFunc, sizes: Mapping[Any, int]) -> Iterator[Launch]:
     import tvm_ffi
     from tvm import tirx as tir
 
-    whole = joined(expanded(attention.expanded(func))).body
+    whole = func.body
     root = whole.seq[-1] if isinstance(whole, tir.SeqStmt) else whole  # behind what the host allocates
     body = root.block.body
     for nest in list(body) if isinstance(body, tir.SeqStmt) else [body]:
@@ -248,7 +283,7 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
 
         def visit(loop: Any, extents: dict[str, int] = extents) -> None:
             if loop.thread_binding is not None:
-                extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
+                extents[str(loop.thread_binding.thread_tag)] = _number(loop.extent, sizes)
 
         tvm_ffi.structural_walk(nest, (tir.For, visit), order="post")
         yield Launch(*((extents.get(f"{axis}.x", 1), extents.get(f"{axis}.y", 1), extents.get(f"{axis}.z", 1))
@@ -256,7 +291,8 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
 
 
 def _program(
-    source: str, launches: Sequence[Launch], sizes: dict[str, int], maps: Mapping[str, TensorMap]
+    source: str, launches: Sequence[Launch], sizes: dict[str, int], maps: Mapping[str, TensorMap],
+    free: Mapping[str, int],
 ) -> str:
     """The program that takes the folder of the arrays' files and how often the kernels run."""
     kernels = list(_KERNEL.finditer(source))
@@ -275,7 +311,7 @@ def _program(
     for kernel, launch in zip(kernels, launches, strict=True):
         grid, block = (", ".join(map(str, extents)) for extents in launch)
         parameters = [p.strip() for p in kernel[2].split(",")]
-        arguments = ", ".join(_argument(p) for p in parameters)
+        arguments = ", ".join(_argument(p, free) for p in parameters)
         cluster = _CLUSTER.search(kernel[0])
         weak = "true" if "atomicInc" in source else "false"
         lines.append(f"    emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }}, {weak}, turn % 2, "
@@ -297,12 +333,12 @@ def _in_cpp(source: str) -> str:
                   r"\1* \2 = emulator::shared_array<\1, \3, __COUNTER__>();", code)
 
 
-def _argument(parameter: str) -> str:
-    """What a kernel is given for ``float* __restrict__ x_ptr_1``; a scalar is an offset, which is 0."""
+def _argument(parameter: str, sizes: Mapping[str, int]) -> str:
+    """What a kernel is given for ``float* __restrict__ x_ptr_1``; a number is a free size or an offset, which is 0."""
     if "CUtensorMap" in parameter:
         return parameter.split()[-1]
     if "*" not in parameter:
-        return "0"
+        return str(sizes.get(parameter.split()[-1], 0))
     name = re.sub(r"_ptr_\d+$", "_ptr", parameter.split()[-1])  # the same buffer, passed twice
     return f"({parameter.split('*')[0]}*){name}"
 

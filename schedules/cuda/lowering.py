@@ -17,11 +17,13 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import sym, tirx
+from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
+from schedules import pieces
 from schedules.analysis import walk
+from schedules.capped import opened
 from schedules.cuda import attention, wgmma
 from schedules.cuda.arithmetic import vectorising, widened
 from schedules.cuda.filled import FilledCopies
@@ -29,6 +31,7 @@ from schedules.cuda.halves import in_halves
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
 from schedules.machine import gpu_machine
+from schedules.merged import restored
 
 __all__ = ["LAST_PASS", "PIPELINE", "dynamic_shared"]
 
@@ -57,10 +60,14 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
             break
         mod = lowered
     functions = {
-        var: _with_registers(_with_known_quotients(func)) if isinstance(func, tirx.PrimFunc) else func
+        var: _finished(func) if isinstance(func, tirx.PrimFunc) else func
         for var, func in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return _with_registers(_with_plain_quotients(_with_known_quotients(func)))
 
 
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
@@ -70,16 +77,24 @@ def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
-        if not isinstance(func, tirx.PrimFunc):
-            rest[var] = func
+        if not isinstance(func, tirx.PrimFunc) or not _has_kernels(func):
+            rest[var] = restored(func) if isinstance(func, tirx.PrimFunc) else func
             continue
+        func = opened(func)
         kernel = wgmma.expanded(attention.expanded(func))
         if kernel is func:
-            rest[var] = widened(with_common_guards(in_halves(joined(func))))
+            rest[var] = restored(widened(with_common_guards(in_halves(joined(func)))))
         else:
-            written[var] = widened(kernel)
+            written[var] = restored(widened(kernel))
     with vectorising():
         return _lower_both(rest, written, mod, ctx, lower)
+
+
+def _has_kernels(func: tirx.PrimFunc) -> bool:
+    """Whether a function does anything but call those that do."""
+    blocks: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, blocks.append))
+    return bool(blocks)
 
 
 def _lower_both(
@@ -129,6 +144,36 @@ def _with_known_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(body)
 
 
+def _with_plain_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with C's quotients where those of free sizes are the same: what is divided and what it is divided by
+    are not negative. TVM would work out the sign of each anew."""
+    sizes = [param for param in func.params if str(param.ty).startswith("int")]
+    if not sizes:
+        return func
+    analyzer = sym.Analyzer()
+    for size in sizes:  # a size, or what several make
+        analyzer.bind(size, tvm.ir.Range.from_min_extent(tirx.const(0, str(size.ty)), tirx.max_value(str(size.ty))))
+
+    def bind(variable: Any, least: Any, extent: Any) -> None:
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(least, extent))
+
+    walk(
+        func.body, (tirx.For, lambda loop: bind(loop.loop_var, loop.min, loop.extent)),
+        (tirx.AttrStmt, lambda stmt: bind(stmt.node.var, tirx.const(0, str(stmt.node.var.ty)), stmt.value)
+         if stmt.attr_key == "thread_extent" else None))
+
+    def natural(value: Any) -> bool:
+        return not isinstance(value, tirx.Ramp | tirx.Broadcast) and analyzer.const_int_bound(value).min_value >= 0
+
+    def plain(made: Any) -> Any:
+        def change(division: Any) -> Any:
+            return made(division.a, division.b) if natural(division.a) and natural(division.b) else division
+        return change
+
+    return func.with_body(tvm_ffi.structural_map(
+        func.body, [(tirx.FloorDiv, plain(tirx.Div)), (tirx.FloorMod, plain(tirx.Mod))], order="post"))
+
+
 def dynamic_shared(func: tirx.PrimFunc) -> int:
     """Bytes of dynamic shared memory that a kernel asks for when it is launched."""
     allocated: list[Any] = []
@@ -169,15 +214,37 @@ def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_attr(_LEAST_BLOCKS, fitting) if plenty else func
 
 
+def _launch_blocks(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A host's function that launches no kernel without blocks, which CUDA refuses: a free size may be 0."""
+    def launched(step: tirx.Evaluate) -> tirx.Stmt:
+        call = step.value
+        named = [str(name) for name in getattr(getattr(call, "attrs", None), "launch_params", None) or ()]
+        given = zip(named, call.args[len(call.args) - len(named) :], strict=True)
+        free = [n for name, n in given if name.startswith("blockIdx") and not isinstance(n, tirx.IntImm)]
+        some = tirx.all(*(n > tirx.const(0, n.ty.dtype) for n in free)) if free else None
+        return step if some is None else tirx.IfThenElse(some, step, None)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.Evaluate, launched), order="post"))
+
+
+_LaunchBlocks = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: _launch_blocks(func), opt_level=0, name="mlc.LaunchBlocks"
+)
+
+
 def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
     fragments = tvm.transform.module_pass(_lower_warp_memory, opt_level=0, name=LAST_PASS)
-    whole = tvm.transform.module_pass(lambda mod, ctx: _lower_written(mod, ctx, lower), opt_level=0, name="mlc.Lower")
+    whole = tvm.transform.module_pass(
+        lambda mod, ctx: _lower_written(pieces.expanded(mod), ctx, lower), opt_level=0, name="mlc.Lower")
+
+    def host() -> tvm.transform.Pass:
+        return tvm.transform.Sequential([_LaunchBlocks, finish_host()])
 
     def device() -> tvm.transform.Pass:
         return tvm.transform.Sequential([fragments, finish_device()])
 
-    return whole, finish_host, device
+    return whole, host, device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

@@ -304,9 +304,57 @@ def decoder() -> dict[str, Any]:
     return facts
 
 
+def free_sizes() -> dict[str, Any]:
+    """A transformer of a free number of texts of a free length, and one that goes on behind none or some tokens, each
+    compiled once, beside onnxruntime."""
+    import onnxruntime
+
+    import mlc
+    from mlc.networks.models import bert_base
+    from mlc.shapes import Range
+
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    from tests.performance import decoders
+
+    rng, facts = np.random.default_rng(10), {}
+    few = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
+           "vocab_size": 200, "initializer_range": 0.125}
+    texts = bert_base(free=True, **few)
+    sizes = decoders.Sizes(layers=1, width=64, inner=96, heads=4, groups=2, vocabulary=50, capacity=64)
+    tokens = decoders.decoder(sizes, None)
+
+    def compared(model: Any, ranges: dict[str, Any], calls: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+        mlc.compile(model, target=TARGET, log=False, precision="f16", shapes=ranges).save(FOLDER / "free.so")
+        exe = load(FOLDER / "free.so")
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        errors = [error(exe(**given), session.run(None, given)) for given in calls]
+        return {"errors": errors, "spaces": sorted({f["space"] for f in exe.metadata["functions"]}),
+                "refused": refusal(lambda: exe(**{name: np.repeat(a, 7, 0) for name, a in calls[0].items()}))}
+
+    def text(batch: int, length: int) -> dict[str, np.ndarray]:
+        kept = (rng.random((batch, length)) < 0.8).astype("int64")
+        kept[:, 0] = 1
+        return {"input_ids": rng.integers(0, 200, (batch, length)), "attention_mask": kept,
+                "token_type_ids": rng.integers(0, 2, (batch, length))}
+
+    given = {name: (Range(1, 6), Range(1, 80)) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    facts["texts"] = compared(texts, given, [text(*each) for each in ((1, 1), (2, 33), (1, 80), (6, 16), (2, 33))])
+
+    def token(length: int, past: int) -> dict[str, np.ndarray]:
+        held = {spec.name: rng.standard_normal((1, 2, past, 16)).astype("float32") for spec in tokens.graph.input
+                if "past" in spec.name}
+        return {"input_ids": rng.integers(0, 50, (1, length)),
+                "attention_mask": np.ones((1, past + length), "int64"), **held}
+
+    kept = {spec.name: (1, 2, Range(0, 40), 16) for spec in tokens.graph.input if "past" in spec.name}
+    facts["tokens"] = compared(tokens, {"input_ids": (1, Range(1, 24)), **kept},
+                               [token(*each) for each in ((24, 0), (1, 24), (3, 7), (1, 40))])
+    return facts
+
+
 if __name__ == "__main__":
     facts: dict[str, Any] = {}
-    alone = {"transformer": transformer, "decoder": decoder}
+    alone = {"transformer": transformer, "decoder": decoder, "free_sizes": free_sizes}
     if sys.argv[2:]:
         facts = alone[sys.argv[2]]()
     else:

@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, te, tirx
 
 import mlc
-from mlc.artifact.pieces import Scheduled, bands, in_pieces
+from mlc.artifact.pieces import Scheduled, bands, in_pieces, octaves
 from mlc.graph.kernels.blocked import dense_packed
 from mlc.graph.task import Task, normalise
 from mlc.shapes import Free, Range
@@ -148,3 +148,13 @@ def test_models_are_right_on_both_sides_of_a_cut():
     for n in (1, 2, 3, 4, 5, 63, 64, 65, 4096):
         rows = np.random.default_rng(n).standard_normal((n, 64)).astype(np.float32)
         np.testing.assert_allclose(exe(rows)[0], np.maximum(rows.astype(np.float64) @ weight, 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ends", "parts"), [
+    ((1, 5000, 100), [(1, 8, 4), (9, 64, 32), (65, 512, 100), (513, 4096, 2048), (4097, 5000, 4097)]),
+    ((1, 8, 4), [(1, 8, 4)]), ((3, 512, 64), [(3, 8, 4), (9, 64, 64), (65, 512, 256)]),
+    ((20, 30, 25), [(20, 30, 25)]),
+])
+def test_gpus_have_parts_of_powers_of_eight(ends: tuple[int, int, int], parts: list[tuple[int, int, int]]) -> None:
+    assert list(octaves(*ends)) == parts
+    assert list(octaves(1, 64, 32, [1, 2])) == [(1, 1, 1), (2, 2, 2), (3, 8, 4), (9, 64, 32)]

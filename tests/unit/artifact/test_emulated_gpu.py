@@ -151,3 +151,12 @@ def test_a_decoders_keys_are_cut_over_blocks(tmp_path: Path) -> None:
         assert run["error"] <= (1e-4 if precision == "f32" else 2e-2), precision
         assert (run["started"], run["graphs"]) == (0, 1) and run["replayed"] > 10
         assert run["splits"] and min(run["splits"]) > 1
+
+
+def test_one_artifact_serves_all_sizes(tmp_path: Path) -> None:
+    """Of a number of texts and of their lengths, and of what a decoder remembers, which is nothing at first."""
+    facts = found(tmp_path, "free_sizes")
+    texts, tokens = facts["texts"], facts["tokens"]
+    assert max(*texts["errors"], *tokens["errors"]) <= 1e-2, "of products of 16 bits, beside float32"
+    assert {"cuda.attention", "cuda.mma"} <= {*texts["spaces"]} and "cuda.attention" in tokens["spaces"]
+    assert texts["refused"].startswith("input input_ids must have a shape in [1..6,1..80], got [7, 1]")
