@@ -19,6 +19,7 @@ from mlc.networks.light import light_model
 from mlc.target import Target, resolve
 from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES, epilogue_case
+from mlc.testing.cuda_free import FREE, FreeCase
 from schedules import registry
 from schedules.cuda.hopper import available
 from schedules.cuda.wgmma import WarpgroupGemm
@@ -36,11 +37,15 @@ def here() -> Target:
     return resolve("cuda")
 
 
-def error_on_gpu(case: Case, sch: tvm.s_tir.Schedule) -> float:
+def built(sch: tvm.s_tir.Schedule) -> tvm.runtime.Module:
     with code_generation(here().tvm) as single:
         function = cuda.legal_names(sch.mod["main"])
-        module = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), single,
-                             tir_pipeline=pipeline(single))
+        return tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), single,
+                           tir_pipeline=pipeline(single))
+
+
+def error_on_gpu(case: Case, sch: tvm.s_tir.Schedule) -> float:
+    module = built(sch)
     inputs, outputs = case.arrays()
     arrays = [tvm.runtime.tensor(a, tvm.cuda(0)) for a in (*inputs, *outputs)]
     module["main"](*arrays)
@@ -65,6 +70,20 @@ def test_random_decisions(case: Case) -> None:
         except InvalidDecision:
             continue
         assert error_on_gpu(case, sch) <= case.rtol
+
+
+@pytest.mark.parametrize("case", FREE, ids=str)
+def test_free_sizes(case: FreeCase) -> None:
+    func = case.func()
+    module = built(best_seed(registry.find(func, here().tvm), func, here().tvm))
+    for values in ((1, 1), (33, 5), (130, 64), (1000, 3)):
+        sizes = {name: min(value, high) for (name, (_, high, _)), value in zip(case.free.items(), values, strict=False)}
+        arguments, output = case.arguments(sizes), case.output(sizes)
+        given = [tvm.runtime.tensor(a, tvm.cuda(0)) if isinstance(a, np.ndarray) else a for a in (*arguments, output)]
+        module["main"](*given)
+        tvm.cuda(0).sync()
+        wanted = case.wanted(arguments)
+        assert np.abs(given[-1].numpy() - wanted).max() <= case.rtol * max(np.abs(wanted).max(), 1e-6), sizes
 
 
 @pytest.mark.parametrize("what", ["cast", "gelu", "residual"])
