@@ -22,10 +22,9 @@ import numpy as np
 
 from mlc.codegen.cuda import PASS_CONFIG, clustered, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
-from schedules.cuda import attention
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
-from schedules.cuda.wgmma import expanded
+from schedules.cuda.written import written
 
 if TYPE_CHECKING:
     import tvm
@@ -104,7 +103,7 @@ def run(
 
     func = legal_names(func)
     arrays = {_identifier(p): a for p, a in zip(func.params, (*inputs, *outputs), strict=True)}
-    whole = attention.expanded(func).body
+    whole = written(func).body
     inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")] + [
         step.buffer for step in (whole.seq if isinstance(whole, tirx.SeqStmt) else ())
         if isinstance(step, tirx.AllocBuffer)]
@@ -178,7 +177,7 @@ def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
     from tvm import tirx as tir
     from tvm.runtime import DataType
 
-    body = expanded(attention.expanded(func)).body
+    body = written(func).body
     for step in body.seq if isinstance(body, tir.SeqStmt) else ():
         call = step.value if isinstance(step, tir.Evaluate) else None
         if not isinstance(call, tvm.ir.Call) or str(call.op.name) != "tirx.tensormap_encode_tiled":
@@ -240,7 +239,7 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
     import tvm_ffi
     from tvm import tirx as tir
 
-    whole = joined(expanded(attention.expanded(func))).body
+    whole = joined(written(func)).body
     root = whole.seq[-1] if isinstance(whole, tir.SeqStmt) else whole  # behind what the host allocates
     body = root.block.body
     for nest in list(body) if isinstance(body, tir.SeqStmt) else [body]:

@@ -22,12 +22,12 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import walk
-from schedules.cuda import attention, wgmma
 from schedules.cuda.arithmetic import vectorising, widened
 from schedules.cuda.filled import FilledCopies
 from schedules.cuda.halves import in_halves
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
+from schedules.cuda.written import written as written_out
 from schedules.machine import gpu_machine
 
 __all__ = ["LAST_PASS", "PIPELINE", "dynamic_shared"]
@@ -64,8 +64,8 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 
 
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
-    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and kernels of attention and of
-    warpgroups written out, which have the barriers that they need: TVM can't tell the stage that is copied to from the
+    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and kernels of attention, of
+    warpgroups and of packed weights written out, which have the barriers that they need: TVM can't tell the stage that is copied to from the
     one that is read, and would put one between them."""
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
@@ -73,7 +73,7 @@ def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm
         if not isinstance(func, tirx.PrimFunc):
             rest[var] = func
             continue
-        kernel = wgmma.expanded(attention.expanded(func))
+        kernel = written_out(func)
         if kernel is func:
             rest[var] = widened(with_common_guards(in_halves(joined(func))))
         else:
