@@ -169,6 +169,7 @@ _ANNOTATIONS: Mapping[str, Check] = {
     "mlc.attention_wgmma": _is_group_attention,  # likewise
     "mlc.wgmma": _is_wgmma,  # likewise, and check_marked_product
     "mlc.few_bits": _is_few_bits,  # likewise, and check_marked_few_bits
+    "mlc.few_bits_weights": lambda value: _ints(1, 8, 2)(value) and len(value) == 2,
     "mlc.tiles": is_tiles,  # check_tiles sees to it that what is in the loop takes tiles of these shapes
     "mlc.prefetch": _is_prefetch,
     "mlc.prefetch_rows": _is_prefetch_of_rows,

@@ -1,7 +1,7 @@
 """Few rows times weights of 2, 4 or 8 bits, each of which is read once and never written as a float.
 
-A schedule lays the result out in blocks and marks the sum with their tiles; what no primitive does, a word's integers as
-fragments of tensor cores, is written in the lowering (:func:`expanded`, :mod:`schedules.cuda.few_bits_kernel`).
+A schedule lays the result out in blocks and marks the sum with their tiles; what no primitive does, a word's integers
+as fragments of tensor cores, is written in the lowering (:func:`expanded`, :mod:`schedules.cuda.few_bits_kernel`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ _SEEDS = 4
 _MOST_ROWS, _MOST_ROWS_PLAIN = 64, 16
 #: registers of a thread beside sums, weights and what it fetches
 _OVERHEAD_REGISTERS = 40
+#: groups of eight rows that are many, and rows whose activations are fetched at once
+_MANY, _AT_ONCE = 4, 8
+#: weights of a column times rows that are multiplied without a branch between: of more, the compiler fetches so many
+#: activations ahead that it spills
+_MOST_FETCHED = 768
+#: registers of a thread, reckoned, that are surely no more than there are
+_MOST_REGISTERS = 212
 #: multiply-adds of 16-bit floats that ``mma.sync`` does in a cycle at most, and that one instruction is
 _TENSOR_LANES, _INSTRUCTION = 1024, 16 * 8 * STEP
 #: instructions that a multiprocessor issues in a cycle, and bytes that its first cache gives
@@ -122,13 +129,15 @@ def _kernel(wide: bool) -> type[Streamed]:
 
 def _registers(tile: FewBitsTile, found: FewBits, wide: bool) -> int:
     """Of a thread, about."""
-    packing, size = found.packing, 2 if found.dtype != "float32" else 4
+    packing = found.packing
     fetched = tile.ahead * tile.columns * (WORDS + tile.scale_words(found))
     if wide:
+        # the compiler fetches all activations of a tile, and of many rows those of the next, whatever room is left
         groups = Fragments.groups(found)
-        used = groups * (packing.held * size // 4 + 4) + packing.held
+        tiles = 2 if groups >= _MANY and tile.ahead > 1 else 1
+        used = groups * (tiles * packing.held // 2 + 4) + Fragments.depth(found) // 4
     else:
-        used = packing.run * (2 * tile.columns + 1)
+        used = packing.run * (2 * tile.columns + min(found.m, _AT_ONCE))
     return _kernel(wide).count(found, tile) + fetched + used + _OVERHEAD_REGISTERS
 
 
@@ -143,10 +152,18 @@ def _misfit(tile: FewBitsTile, found: FewBits, gpu: GpuMachine, wide: bool) -> s
         return f"a block must have no more tiles of columns than there are, got {tile.columns * tile.beside}"
     if tile.ahead > _share(tile, found):
         return f"a warp must have as many tiles as it fetches at once, got {tile.ahead}"
+    if not wide and tile.ahead * found.packing.held * found.m > _MOST_FETCHED:
+        return f"a thread must multiply by few weights and rows at once, got {tile.ahead} tiles for {found.m} rows"
     registers, shared = _registers(tile, found, wide), tile.shared_bytes(found)
+    if registers > _MOST_REGISTERS:
+        return f"a thread must have at most {_MOST_REGISTERS} registers, got {registers}"
     if not gpu.resident(tile.threads, registers, shared):
         return f"a block must fit a multiprocessor, got {registers} registers for each of {tile.threads} threads"
     return None
+
+
+#: bytes of an access
+_ACCESS = 16
 
 
 def _share(tile: FewBitsTile, found: FewBits) -> int:
@@ -193,14 +210,10 @@ def _cycles(tile: FewBitsTile, found: FewBits, gpu: GpuMachine, wide: bool) -> f
                    cached / 2)
     groups = Fragments.groups(found)
     products = groups * packing.held // 4
-    sums = packing.granules * groups * 8
+    sums = packing.tile_depth // Fragments.depth(found) * groups * 8
     issued = packing.held * (_PAIR + zero) + products + sums + groups * packing.held * size / _ACCESS / tile.columns
     cached = (groups * 32 * packing.held * size / tile.columns + _TILE_BYTES) / _CACHE_RATE
     return max(issued / _ISSUED, products * _INSTRUCTION / min(_TENSOR_LANES, gpu.tensor_lanes), cached)
-
-
-#: bytes of an access
-_ACCESS = 16
 
 
 def _mark(sch: s_tir.Schedule, tile: FewBitsTile, wide: bool) -> None:

@@ -20,14 +20,14 @@ from schedules.cuda.packed import Packing
 from schedules.cuda.product import Stored, marked, plain
 from schedules.errors import InvalidDecision
 
-__all__ = ["MARK", "PRODUCT", "WEIGHTS", "FewBits", "Packed", "Rows", "check_marked_few_bits", "few_bits_of",
-           "packed_of"]
+__all__ = ["MARK", "PRODUCT", "WEIGHTS", "WEIGHTS_MARK", "FewBits", "Packed", "Rows", "check_marked_few_bits",
+           "few_bits_of", "packed_of", "weights_of"]
 
 _OP = "mlc.op"
-#: the annotations of both blocks, and the one by which a schedule names the kernel's tiles
-PRODUCT, WEIGHTS, MARK = "dense_few_bits", "few_bits_weights", "mlc.few_bits"
+#: the annotations of both blocks, and those by which schedules name the tiles of a product's kernel, and of one that
+#: unpacks weights
+PRODUCT, WEIGHTS, MARK, WEIGHTS_MARK = "dense_few_bits", "few_bits_weights", "mlc.few_bits", "mlc.few_bits_weights"
 _TYPES = ("float16", "bfloat16", "float32")
-_ACCESS_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _rows(sch: s_tir.Schedule, main: Any) -> Rows | None:
     info = describe(sch.get(fetch))
     value = info.block.body.value
     found = linear_offset(value, info.variables, info.extents) if isinstance(value, TensorLoad) else None
-    if found is None or not len(found[0]) == 2 or (found[0][0] != 1 and info.extents[0] > 1):
+    if found is None or len(found[0]) != 2 or (found[0][0] != 1 and info.extents[0] > 1):
         return None
     return Rows(value.source, found[1], found[0][1])
 
@@ -122,6 +122,16 @@ def packed_of(func: tirx.PrimFunc) -> Packed | None:
         if str(block.annotations.get(_OP, "")) == WEIGHTS:
             return _packed(func, describe(block))
     return None
+
+
+def weights_of(func: tirx.PrimFunc) -> Packed | None:
+    """The packed weights that a function unpacks, if it does nothing else."""
+    blocks = [block for block in _blocks(func) if block.iter_vars]
+    found = packed_of(func) if len(blocks) == 1 else None
+    store = blocks[0].body if found is not None else None
+    alone = isinstance(store, tirx.BufferStore) and store.buffer.same_as(func.params[-1]) and all(
+        each.var.same_as(index) for each, index in zip(blocks[0].iter_vars, store.indices, strict=True))
+    return found if alone else None
 
 
 def _packed(func: tirx.PrimFunc, info: BlockInfo) -> Packed | None:
@@ -153,14 +163,15 @@ def _has(func: tirx.PrimFunc, name: str) -> bool:
 
 
 def check_marked_few_bits(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
-    """Raise :class:`InvalidDecision` where a schedule of a function marks a product with packed weights and does more
-    than move loops.
+    """Raise :class:`InvalidDecision` where a schedule of a function marks a product with packed weights, or these
+    alone, and does more than move loops.
 
     The kernel that takes its place is made from what the blocks compute.
     """
-    if marked(after, MARK) is None:
-        return
-    was, now = plain(before, MARK), plain(after, MARK)
-    same = was is not None and now is not None and tvm_ffi.structural_equal(was, now)
-    if not same or few_bits_of(before) is None:
-        raise InvalidDecision("the tiles of packed weights must be marked where their blocks are as they were")
+    for mark, read in ((MARK, few_bits_of), (WEIGHTS_MARK, weights_of)):
+        if marked(after, mark) is None:
+            continue
+        was, now = plain(before, mark), plain(after, mark)
+        same = was is not None and now is not None and tvm_ffi.structural_equal(was, now)
+        if not same or read(before) is None:
+            raise InvalidDecision("the tiles of packed weights must be marked where their blocks are as they were")

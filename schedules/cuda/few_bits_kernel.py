@@ -38,8 +38,8 @@ _ACCESS_BYTES = 16
 _PADDING = 4
 #: sums that a thread adds up at a time
 _PIECE = 4
-#: rows of activations that an instruction multiplies
-_GROUP = 8
+#: rows of activations that an instruction multiplies, and how many times as many are many
+_GROUP, _MANY_GROUPS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -197,9 +197,14 @@ class Streamed:
             for s in range(0, packing.granules, packing.together):
                 group = i64(self._group(k_tile, s))
                 for piece in range(0, count, wide):
-                    fetches.append(loop(wide, lambda e, g=given, h=held, n=s * 2 + piece, p=piece, group=group: self.set(
-                        h, first + n + e, tirx.BufferLoad(
-                            g, [at, group, lane, i64(p + e) // 2, i64(p + e) % 2])), _VECTORIZED))
+                    def one(
+                        e: Any, given: Any = given, held: Any = held, to: int = s * 2 + piece, piece: int = piece,
+                        group: Any = group,
+                    ) -> tirx.Stmt:
+                        place = [at, group, lane, i64(piece + e) // 2, i64(piece + e) % 2]
+                        return self.set(held, first + to + e, tirx.BufferLoad(given, place))
+
+                    fetches.append(loop(wide, one, _VECTORIZED))
         return fetches
 
     def _group(self, k_tile: Any, granule: int) -> Any:
@@ -298,10 +303,9 @@ class Fragments(Streamed):
 
     def __init__(self, func: tirx.PrimFunc, product: FewBits, tile: FewBitsTile) -> None:
         super().__init__(func, product, tile)
-        groups, held = self.groups(product), self.packing.held
-        self.weights = self.registers(held, "uint32", "weights")
-        self.part = self.registers(groups * 4, "float32", "part")
-        self.middle = self.registers(2 * self.packing.granules, "uint32", "middle")
+        self.weights = self.registers(self.depth(product) // 4, "uint32", "weights")
+        self.part = self.registers(self.groups(product) * 4, "float32", "part")
+        self.middle = self.registers(2, "uint32", "middle")
 
     @staticmethod
     def groups(product: FewBits) -> int:
@@ -309,20 +313,30 @@ class Fragments(Streamed):
         return ceil_div(product.m, _GROUP)
 
     @staticmethod
+    def depth(product: FewBits) -> int:
+        """Numbers along ``k`` that are multiplied before their sums are scaled: those of a scale in a tile, or of many
+        rows a run's, so that registers hold the activations."""
+        packing = product.packing
+        return packing.granule if Fragments.groups(product) < _MANY_GROUPS else min(packing.granule, 4 * packing.run)
+
+    @staticmethod
     def count(product: FewBits, tile: FewBitsTile) -> int:
         return tile.columns * Fragments.groups(product) * 4
 
     @staticmethod
     def fetched(product: FewBits) -> int:
-        return Fragments.groups(product) * product.packing.held
+        return Fragments.groups(product) * Fragments.depth(product) // 4
 
     def multiply(self, k_tile: Any, ahead: Any) -> list[Any]:
-        packing, groups = self.packing, self.groups(self.product)
-        fetched = []
-        for run in range(packing.held // packing.run):
-            fetched.append(loop(groups, lambda m, run=run: self.fetch_rows(
-                self._row(m), self.first_k(k_tile, run), self.data, m * packing.held + run * packing.run)))
-        return [*fetched, loop(self.tile.columns, lambda c: [*self._unpack(ahead, c), *self._products(ahead, c)])]
+        packing, depth, made = self.packing, self.depth(self.product), list[Any]()
+        held, run = depth // 4, packing.run  # of a lane: numbers, and neighbours among them
+        for first in range(0, packing.held, held):
+            for n in range(0, held, run):
+                made.append(loop(self.groups(self.product), lambda m, n=n, first=first: self.fetch_rows(
+                    self._row(m), self.first_k(k_tile, (first + n) // run), self.data, m * held + n)))
+            made.append(loop(self.tile.columns, lambda c, first=first: [
+                *self._unpack(ahead, c, first), *self._products(ahead, c, first)]))
+        return made
 
     def _row(self, group: Any) -> Any:
         """The row of a lane's activations; what it is beyond the last does not matter, since no row of the result
@@ -330,45 +344,34 @@ class Fragments(Streamed):
         row = group * _GROUP + self.lane // 4
         return row if self.product.m % _GROUP == 0 else tirx.min(row, i32(self.product.m - 1))
 
-    def _granule(self, number: int) -> int:
-        """Of a lane's numbers of a column, in which granule of the tile one lies."""
-        packing = self.packing
-        return number // packing.run * 4 * packing.run // packing.granule
+    def _scale(self, ahead: Any, column: Any, first: int) -> Any:
+        """Where the scale of a lane's first column is kept, for its numbers from ``first`` on."""
+        granule = first * 4 // self.packing.granule
+        return ((ahead * self.tile.columns + column) * self.packing.granules + granule) * 2
 
-    def _unpack(self, ahead: Any, column: Any) -> list[Any]:
-        """Make both columns' weights of a tile, without their scales."""
-        packing, dtype = self.packing, self.product.dtype
-        of_tile = ahead * self.tile.columns + column
-        made: list[Any] = []
-        if len(self.scales) > 1:
-            made.append(loop(2 * packing.granules, lambda n: self.set(
-                self.middle, n, twice(self.scales[1][of_tile * 2 * packing.granules + n], dtype))))
-        for pair in range(packing.held // 2):
-            word, place = divmod(pair, packing.per_word // 2)
-            granule = self._granule(2 * pair)
-            made.append(loop(2, lambda h, pair=pair, word=word, place=place, granule=granule: self.set(
+    def _unpack(self, ahead: Any, column: Any, first: int) -> list[Any]:
+        """Make some of both columns' weights, without their scales."""
+        packing, dtype, made = self.packing, self.product.dtype, list[Any]()
+        words, zero = (ahead * self.tile.columns + column) * WORDS, len(self.scales) > 1
+        if zero:
+            made.append(loop(2, lambda h: self.set(
+                self.middle, h, twice(self.scales[1][self._scale(ahead, column, first) + h], dtype))))
+        for pair in range(self.depth(self.product) // 8):
+            word, place = divmod(first // 2 + pair, packing.per_word // 2)
+            made.append(loop(2, lambda h, pair=pair, word=word, place=place: self.set(
                 self.weights, 2 * pair + h, pair_of(
-                    self.words[of_tile * WORDS + h * 2 + word], place, packing.bits, dtype,
-                    self.middle[granule * 2 + h] if len(self.scales) > 1 else None))))
+                    self.words[words + h * 2 + word], place, packing.bits, dtype, self.middle[h] if zero else None))))
         return made
 
-    def _products(self, ahead: Any, column: Any) -> list[Any]:
-        packing, groups = self.packing, self.groups(self.product)
-        of_tile = ahead * self.tile.columns + column
-        each = packing.granule // STEP
-
-        def instruction(number: Any) -> tirx.Stmt:
-            return loop(groups, lambda m: [self._multiply(number * 4, m * packing.held + number * 4, m * 4)])
-
-        def granule(s: Any) -> list[Any]:
-            scale = (of_tile * packing.granules + s) * 2
-            return [
-                loop(groups * 4, lambda i: self.set(self.part, i, 0.0)),
-                loop(each, lambda j: [instruction(s * each + j)]),
-                loop(groups, lambda m: loop(4, lambda i: self._add(column * groups + m, m, i, scale))),
-            ]
-
-        return [loop(packing.granules, granule)]
+    def _products(self, ahead: Any, column: Any, first: int) -> list[Any]:
+        groups, depth = self.groups(self.product), self.depth(self.product)
+        scale = self._scale(ahead, column, first)
+        return [
+            loop(groups * 4, lambda i: self.set(self.part, i, 0.0)),
+            loop(depth // STEP, lambda j: loop(
+                groups, lambda m: self._multiply(j * 4, m * (depth // 4) + j * 4, m * 4))),
+            loop(groups, lambda m: loop(4, lambda i: self._add(column * groups + m, m, i, scale))),
+        ]
 
     def _add(self, to: Any, group: Any, i: Any, scale: Any) -> tirx.Stmt:
         scaled = self.part[group * 4 + i] * self.scales[0][scale + i // 2].astype("float32")

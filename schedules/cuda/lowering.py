@@ -65,8 +65,8 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
     """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and kernels of attention, of
-    warpgroups and of packed weights written out, which have the barriers that they need: TVM can't tell the stage that is copied to from the
-    one that is read, and would put one between them."""
+    warpgroups and of packed weights written out, which have the barriers that they need: TVM can't tell the stage that
+    is copied to from the one that is read, and would put one between them."""
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
