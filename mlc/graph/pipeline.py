@@ -93,9 +93,11 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         transform.ConvertToDataflow(),
         LowerRecurrent(target),
         transform.CanonicalizeBindings(),
+        # before too, since what 16-bit floats a model has is lost where it converts them for a weight of float32
+        *(() if target.kind == "llvm" else (precision.WeightOnlyProducts(target, options),)),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.Quantisation(target, options, (simplify.LiftToImages, simplify.SliceVolumes)),
-        *((precision.WeightOnlyProducts(target, options),) if target.kind == "llvm" else ()),
+        precision.WeightOnlyProducts(target, options),
         Simplify,
         simplify.ShareCommon,
     )

@@ -38,8 +38,10 @@ from mlc.graph.kernels.lookup import CODES, dense_lookup, has_lookup, pack_codes
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
+from mlc.graph.precision.weight_only_gpu import multiplied, multiplied_as, packing_of, uncast
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
+from schedules.cuda.packed import Packing
 
 __all__ = ["WeightOnlyProducts"]
 
@@ -90,9 +92,38 @@ def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS
 
     @tvm.transform.module_pass(opt_level=0, name="WeightOnlyProducts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _changed(mod, target, options)
+        return _changed(mod, target, options) if target.kind == "llvm" else _changed_for_gpu(mod, options)
 
     return run
+
+
+def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions) -> tvm.IRModule:
+    bound = {binding.var: binding.value for binding in bindings(mod["main"])}
+    packed: dict[relax.Var, tuple[relax.Expr, _Weight, Packing, str]] = {}
+    for var, value in bound.items():
+        if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul":
+            continue
+        data, weight = uncast(value.args[0], bound), _of_product(value, bound, uncast(value.args[1], bound))
+        if weight is None or weight.table is not None:
+            continue
+        packing, dtype = packing_of(weight.integers, _bits(weight), weight.block[0]), multiplied_as(data, weight, options)
+        if packing is not None and dtype is not None:
+            packed[var] = data, weight, packing, dtype
+    if not packed:
+        return mod
+
+    def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        if var not in packed:
+            return value
+        _, weight, packing, dtype = packed[var]
+        return multiplied(builder, image_of(packed[var][0]), shape_of(var), weight, packing, dtype)
+
+    image: dict[relax.Var, relax.Expr] = {param: param for param in mod["main"].params}
+
+    def image_of(expr: relax.Expr) -> relax.Expr:
+        return image.get(expr, expr) if isinstance(expr, relax.Var) else expr
+
+    return relax.transform.DeadCodeElimination()(rebuilt(mod, bound, change, image=image))
 
 
 def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.IRModule:
@@ -170,14 +201,15 @@ def _fits(integers: np.ndarray, bits: int) -> bool:
     return bool(-(1 << (bits - 1)) <= integers.min() and integers.max() < 1 << (bits - 1))
 
 
-def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
-    """The weight ``[K, N]`` that a product of float32 multiplies by, with a scale for each column in blocks of rows."""
+def _of_product(value: relax.Expr, bound: _Bound, made: relax.Expr | None = None) -> _Weight | None:
+    """The weight ``[K, N]`` that a product of float32 multiplies by, with a scale for each column in blocks of rows.
+    ``made`` is what the weight is converted from where that does not matter."""
     if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul" or dtype_of(value) != "float32":
         return None
     data, weight = value.args
     if not len(shape_of(data)) >= 2 or len(shape_of(weight)) != 2 or not all(shape_of(weight)):
         return None
-    found = _weight(weight, bound)
+    found = _weight(weight if made is None else made, bound)
     if found is None or found.block[1] != 1 or found.order[1] is not None:
         return None
     if found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):
