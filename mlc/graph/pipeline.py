@@ -35,6 +35,7 @@ from mlc.graph.lowering.select import ChooseKernels, Price
 from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
 from mlc.graph.lowering.states import PlaceAppends
+from mlc.graph.lowering.unpacked import UnpackWeights
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
@@ -128,6 +129,7 @@ def lowering(
         precision.AllowTensorFloat(options),
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
+        UnpackWeights(target),  # nor sooner: it would unpack them
         PlaceConcats(target),
         PlaceAppends,
         WriteSizesAlike,
