@@ -144,10 +144,11 @@ def _is_wgmma(value: Any) -> bool:
 
 
 def _is_few_bits(value: Any) -> bool:
-    tiles: list[Any] = [[1, 2, 4], [1, 2, 4, 8], [1, 2, 4, 8, 16], [1, 2, 3, 4, 6, 8, 16], [1, 2, 4], [0, 1]]
-    known = _ints(0, 16, 6)(value) and len(value) == 6 and all(
+    tiles: list[Any] = [[8, 16, 32, 64], [1, 2, 4], [1, 2, 4, 8], [1, 2, 4, 8, 16], [1, 2, 3, 4, 6, 8, 16], [1, 2, 4],
+                        [0, 1]]
+    known = _ints(0, 64, 7)(value) and len(value) == 7 and all(
         each in of_it for each, of_it in zip(value, tiles, strict=True))
-    return known and value[1] * value[2] <= 32  # warps of a block
+    return known and value[2] * value[3] <= 32  # warps of a block
 
 
 def _is_prefetch_of_rows(value: Any) -> bool:

@@ -19,5 +19,6 @@ __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
     WarpgroupAttention(), Attention(), TensorFloatAttention(), ExactAttention(), FewBitsProduct(), FewBitsWeights(),
-    WarpgroupGemm(), TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Columns(), Reduce(), Elementwise(), Fallback(),
+    WarpgroupGemm(), TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Columns(), Reduce(), Elementwise(),
+    Fallback(),
 )

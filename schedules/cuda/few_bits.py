@@ -29,8 +29,8 @@ from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 __all__ = ["FewBitsProduct", "expanded"]
 
 _SEEDS = 4
-#: rows of a product at most, on tensor cores and without them: a thread's registers hold the sums of all
-_MOST_ROWS, _MOST_ROWS_PLAIN = 64, 16
+#: rows of a product at most: of more, weights become floats too often
+_MOST_ROWS = 256
 #: registers of a thread beside sums, weights and what it fetches
 _OVERHEAD_REGISTERS = 40
 #: groups of eight rows that are many, and rows whose activations are fetched at once
@@ -48,6 +48,8 @@ _ISSUED, _CACHE_RATE = 4, 128
 _PAIR, _ZERO = 2.5, 1.0
 #: of a weight without tensor cores: a mask, two multiply-adds
 _WEIGHT = 3.0
+#: how much longer arithmetic takes than it would alone, since a multiprocessor has few warps that wait for activations
+_EXPOSED = 1.3
 #: seconds until what a block has written can be read by another
 _TOLD = 1.2e-6
 #: bytes that a warp fetches of a tile
@@ -62,17 +64,16 @@ class FewBitsProduct(CudaSpace):
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         found = few_bits_of(func) if _may_be(func) else None
-        if found is None or found.m > (_MOST_ROWS if _on_tensor_cores(found, target) else _MOST_ROWS_PLAIN):
-            return False
-        return super().matches(func, target)
+        return found is not None and found.m <= _MOST_ROWS and super().matches(func, target)
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         return few_bits_of(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        rows = tuple(rows for rows in (8, 16, 32, 64) if rows == 8 or rows < 2 * _known(func).m)
         return (
-            Knob("columns", (1, 2, 4)), Knob("beside", (1, 2, 4, 8)), Knob("together", (1, 2, 4, 8, 16)),
-            Knob("parts", (1, 2, 3, 4, 6, 8, 16)), Knob("ahead", (1, 2, 4)),
+            Knob("rows", rows), Knob("columns", (1, 2, 4)), Knob("beside", (1, 2, 4, 8)),
+            Knob("together", (1, 2, 4, 8, 16)), Knob("parts", (1, 2, 3, 4, 6, 8, 16)), Knob("ahead", (1, 2, 4)),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
@@ -129,15 +130,15 @@ def _kernel(wide: bool) -> type[Streamed]:
 
 def _registers(tile: FewBitsTile, found: FewBits, wide: bool) -> int:
     """Of a thread, about."""
-    packing = found.packing
+    packing, rows = found.packing, tile.height(found)
     fetched = tile.ahead * tile.columns * (WORDS + tile.scale_words(found))
     if wide:
         # the compiler fetches all activations of a tile, and of many rows those of the next, whatever room is left
-        groups = Fragments.groups(found)
+        groups, depth = Fragments.groups_of(rows), Fragments.depth_of(found, rows)
         tiles = 2 if groups >= _MANY and tile.ahead > 1 else 1
-        used = groups * (tiles * packing.held // 2 + 4) + Fragments.depth(found) // 4
+        used = groups * (tiles * packing.held // 2 + 4) + depth // 4
     else:
-        used = packing.run * (2 * tile.columns + min(found.m, _AT_ONCE))
+        used = packing.run * (2 * tile.columns + min(rows, _AT_ONCE))
     return _kernel(wide).count(found, tile) + fetched + used + _OVERHEAD_REGISTERS
 
 
@@ -152,8 +153,9 @@ def _misfit(tile: FewBitsTile, found: FewBits, gpu: GpuMachine, wide: bool) -> s
         return f"a block must have no more tiles of columns than there are, got {tile.columns * tile.beside}"
     if tile.ahead > _share(tile, found):
         return f"a warp must have as many tiles as it fetches at once, got {tile.ahead}"
-    if not wide and tile.ahead * found.packing.held * found.m > _MOST_FETCHED:
-        return f"a thread must multiply by few weights and rows at once, got {tile.ahead} tiles for {found.m} rows"
+    height = tile.height(found)
+    if not wide and tile.ahead * found.packing.held * height > _MOST_FETCHED:
+        return f"a thread must multiply by few weights and rows at once, got {tile.ahead} tiles for {height} rows"
     registers, shared = _registers(tile, found, wide), tile.shared_bytes(found)
     if registers > _MOST_REGISTERS:
         return f"a thread must have at most {_MOST_REGISTERS} registers, got {registers}"
@@ -176,18 +178,20 @@ def seconds(tile: FewBitsTile, found: FewBits, gpu: GpuMachine, wide: bool, resi
     whichever is longer. Reckoned from data sheets, not measured."""
     registers, shared = _registers(tile, found, wide), tile.shared_bytes(found)
     resident = resident or max(1, gpu.resident(tile.threads, registers, shared))
-    places, (along_n, along_k) = tile.places(found), found.packing.tiles
+    places, bands, (along_n, along_k) = tile.places(found), tile.bands(found), found.packing.tiles
     blocks = places * tile.parts
     running = min(blocks, gpu.multiprocessors * resident)
     data = found.m * found.k * (4 if found.dtype == "float32" else 2)
-    memory = sum(map(_bytes, found.weights.parameters)) + data + found.m * found.n * found.result_bytes
-    cached = (places - 1) * data + (2 * tile.parts * found.m * found.n * 4 if tile.parts > 1 else 0)
+    packed = sum(map(_bytes, found.weights.parameters))
+    memory = packed + data + found.m * found.n * found.result_bytes
+    joined = 8 * tile.parts * found.m * found.n if tile.parts > 1 else 0
+    cached = (places // bands - 1) * data + (bands - 1) * packed + joined
     under_way = running * tile.warps * tile.columns * min(tile.ahead, _share(tile, found)) * _TILE_BYTES
     used = min(blocks, gpu.multiprocessors)
     uneven = ceil(blocks / gpu.multiprocessors) * gpu.multiprocessors / blocks if blocks > used else 1.0
     rounds = ceil_div(tile.steps(found), tile.together * tile.ahead) * tile.together * tile.ahead / tile.steps(found)
-    busy = uneven * rounds * along_n * along_k / used * _cycles(tile, found, gpu, wide) / gpu.hz
-    joining = 60.0 + 12.0 * tile.together * found.m * tile.block_columns / 4 / tile.threads
+    busy = _EXPOSED * uneven * rounds * bands * along_n * along_k / used * _cycles(tile, found, gpu, wide) / gpu.hz
+    joining = 60.0 + 12.0 * tile.together * tile.height(found) * tile.block_columns / 4 / tile.threads
     fetched = memory_time.seconds(gpu, blocks=blocks, resident=resident, under_way=under_way, memory=memory,
                                   cached=cached, cycles=joining)
     told = _TOLD + tile.parts * 0.05e-6 if tile.parts > 1 else 0.0
@@ -200,17 +204,17 @@ def _bytes(buffer: tirx.Buffer) -> int:
 
 def _cycles(tile: FewBitsTile, found: FewBits, gpu: GpuMachine, wide: bool) -> float:
     """Of a multiprocessor, for a tile of columns and one along ``k``."""
-    packing, zero = found.packing, found.weights.zero is not None
+    packing, zero, height = found.packing, found.weights.zero is not None, tile.height(found)
     size = 4 if found.dtype == "float32" else 2
     if not wide:
         weights = 2 * packing.held
-        rows = found.m * (weights + packing.held * size / _ACCESS / tile.columns)
-        cached = found.m * 4 * packing.held * size * 8 / tile.columns / _CACHE_RATE
-        return max((weights * (_WEIGHT + zero) + rows) / _ISSUED, weights * (found.m + 2) * LANES / gpu.lanes,
+        rows = height * (weights + packing.held * size / _ACCESS / tile.columns)
+        cached = height * 4 * packing.held * size * 8 / tile.columns / _CACHE_RATE
+        return max((weights * (_WEIGHT + zero) + rows) / _ISSUED, weights * (height + 2) * LANES / gpu.lanes,
                    cached / 2)
-    groups = Fragments.groups(found)
+    groups = Fragments.groups_of(height)
     products = groups * packing.held // 4
-    sums = packing.tile_depth // Fragments.depth(found) * groups * 8
+    sums = packing.tile_depth // Fragments.depth_of(found, height) * groups * 8
     issued = packing.held * (_PAIR + zero) + products + sums + groups * packing.held * size / _ACCESS / tile.columns
     cached = (groups * 32 * packing.held * size / tile.columns + _TILE_BYTES) / _CACHE_RATE
     return max(issued / _ISSUED, products * _INSTRUCTION / min(_TENSOR_LANES, gpu.tensor_lanes), cached)
@@ -228,7 +232,7 @@ def _mark(sch: s_tir.Schedule, tile: FewBitsTile, wide: bool) -> None:
     *rows, columns = sch.get_loops(out)[: len(sch.get(out).iter_vars)]
     outer, inner = sch.split(columns, [None, tile.block_columns])
     sch.reorder(outer, *rows, inner)
-    sch.bind(outer, "blockIdx.x")
+    sch.bind(outer, "blockIdx.x")  # the kernel has blocks for some rows each
     _, thread = sch.split(sch.fuse(*rows, inner), [None, tile.threads])
     sch.bind(thread, "threadIdx.x")
     bring_inside(sch, out, outer)

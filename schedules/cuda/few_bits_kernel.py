@@ -44,9 +44,11 @@ _GROUP, _MANY_GROUPS = 8, 4
 
 @dataclass(frozen=True)
 class FewBitsTile:
-    """``columns`` are tiles of 16 of a warp; warps with others ``beside`` it, and with the same ``together`` with it in
-    a block; ``parts`` are blocks that share a sum; ``ahead``, tiles along ``k`` that a warp fetches at once."""
+    """A block has so many ``rows``, a warp so many ``columns``, in tiles of 16; warps with others are ``beside`` it,
+    and with the same ``together`` with it in a block; ``parts`` are blocks that share a sum; ``ahead``, tiles along
+    ``k`` that a warp fetches at once."""
 
+    rows: int
     columns: int
     beside: int
     together: int
@@ -70,12 +72,20 @@ class FewBitsTile:
         """Floats between rows in shared memory."""
         return self.block_columns + _PADDING
 
+    def height(self, product: FewBits) -> int:
+        """Rows of a block that has most."""
+        return min(self.rows, product.m)
+
     def shared_bytes(self, product: FewBits) -> int:
-        return 4 * self.together * product.m * self.stride
+        return 4 * self.together * self.height(product) * self.stride
+
+    def bands(self, product: FewBits) -> int:
+        """Blocks that have the same columns and other rows."""
+        return ceil_div(product.m, self.rows)
 
     def places(self, product: FewBits) -> int:
-        """Blocks that have columns of their own."""
-        return ceil_div(product.packing.tiles[0], self.columns * self.beside)
+        """Blocks that have results of their own."""
+        return self.bands(product) * ceil_div(product.packing.tiles[0], self.columns * self.beside)
 
     def steps(self, product: FewBits) -> int:
         """Tiles along ``k`` of a part."""
@@ -93,7 +103,8 @@ class Streamed:
     def __init__(self, func: tirx.PrimFunc, product: FewBits, tile: FewBitsTile) -> None:
         self.func, self.product, self.tile, self.packing = func, product, tile, product.packing
         registers = self.registers = Registers()
-        self.data = registers(self.fetched(product), product.dtype, "data")
+        self.rows = tile.height(product)
+        self.data = registers(self.fetched(product, self.rows), product.dtype, "data")
         self.memory = registers.shared(tile.shared_bytes(product) // 4, "float32")
         self.sums = registers(self.count(product, tile), "float32", "sums")
         self.words = registers(tile.ahead * tile.columns * WORDS, "uint32", "words")
@@ -103,7 +114,7 @@ class Streamed:
         self.places, self.steps = tile.places(product), tile.steps(product)
         self.handed: list[tirx.Buffer] = []
         if tile.parts > 1:
-            room = tile.parts * self.places * product.m * tile.block_columns
+            room = tile.parts * self.places * self.rows * tile.block_columns
             self.handed = [tirx.decl_buffer((room,), "float32", "parts")]
 
     # what subclasses say
@@ -114,8 +125,8 @@ class Streamed:
         raise NotImplementedError
 
     @staticmethod
-    def fetched(product: FewBits) -> int:
-        """Activations that a thread holds at a time."""
+    def fetched(product: FewBits, rows: int) -> int:
+        """Activations that a thread holds at a time, for so many rows."""
         raise NotImplementedError
 
     def multiply(self, k_tile: Any, ahead: Any) -> list[Any]:
@@ -137,6 +148,10 @@ class Streamed:
         self.thread, self.lane, warp = thread, thread % LANES, thread // LANES
         self.place, self.slice = (block, i32(0)) if tile.parts == 1 else (block % self.places, block // self.places)
         self.along, self.beside = warp % tile.together, warp // tile.together
+        # blocks that read the same weights run together, so that these come from memory once
+        bands = tile.bands(self.product)
+        self.columns_of, self.first_row = (self.place, i32(0)) if bands == 1 else (
+            self.place // bands, self.place % bands * tile.rows)
         self.begin = self.slice * self.steps
         each = tile.together * tile.ahead
         return [
@@ -173,7 +188,7 @@ class Streamed:
     def column_tile(self, number: Any) -> Any:
         """The tile of columns of a warp with that number, the last one where there is none."""
         tile, tiles = self.tile, self.packing.tiles[0]
-        found = (self.place * tile.beside + self.beside) * tile.columns + number
+        found = (self.columns_of * tile.beside + self.beside) * tile.columns + number
         return found if tiles % (tile.columns * tile.beside) == 0 else tirx.min(found, i32(tiles - 1))
 
     def _fetch(self, k_tile: Any, ahead: Any) -> list[Any]:
@@ -242,13 +257,13 @@ class Streamed:
 
     def _keep(self, row: Any, column: Any, value: Any) -> tirx.Stmt:
         """Write a warp's sum to shared memory."""
-        at = (self.along * self.product.m + row) * self.tile.stride + self.beside * (COLUMNS * self.tile.columns)
+        at = (self.along * self.rows + row) * self.tile.stride + self.beside * (COLUMNS * self.tile.columns)
         return self.set(self.memory, at + column, value)
 
     def _pieces(self, visit: Callable[[Any, Any, Any], list[Any]]) -> tirx.Stmt:
         """Deal the block's results out to its threads, some neighbours to each: ``visit(number, row, column)``."""
         wide = self.tile.block_columns // _PIECE
-        count, threads = self.product.m * wide, self.tile.threads
+        count, threads = self.rows * wide, self.tile.threads
 
         def one(n: Any) -> tirx.Stmt:
             number = n * threads + self.thread
@@ -258,7 +273,7 @@ class Streamed:
         return loop(ceil_div(count, threads), one)
 
     def _finish(self) -> list[Any]:
-        tile, m = self.tile, self.product.m
+        tile, m = self.tile, self.rows
 
         def in_block(row: Any, column: Any) -> tirx.Stmt:
             return self._total(tile.together, lambda n, e: self.memory[(n * m + row) * tile.stride + column + e])
@@ -286,16 +301,29 @@ class Streamed:
         ])
 
     def _store(self, row: Any, column: Any) -> tirx.Stmt:
-        first, product = self.place * self.tile.block_columns + column, self.product
+        first, product = self.columns_of * self.tile.block_columns + column, self.product
+        at_row = self.first_row + row
         wide = product.neighbours(_PIECE)
         whole = product.n % self.tile.block_columns == 0
 
         def piece(n: Any) -> tirx.Stmt:
             stored = loop(wide, lambda e: product.store(
-                (i64(0), i64(row), i64(first + n * wide + e)), self.total[n * wide + e]), _VECTORIZED)
+                (i64(0), i64(at_row), i64(first + n * wide + e)), self.total[n * wide + e]), _VECTORIZED)
             return stored if whole else when(first + n * wide < product.n, stored)
 
-        return loop(_PIECE // wide, piece)
+        stored = loop(_PIECE // wide, piece)
+        return stored if product.m % self.rows == 0 else when(at_row < product.m, stored)
+
+    def row_of(self, number: Any) -> Any:
+        """A row of the activations for one of the block's; what it is beyond the last does not matter, since no row of
+        the result depends on it."""
+        row, most = self.first_row + number, self.product.m
+        return row if most % self.covered == 0 else tirx.min(row, i32(most - 1))
+
+    @property
+    def covered(self) -> int:
+        """Rows that a block computes, whether there are so many or not."""
+        return self.rows
 
 
 class Fragments(Streamed):
@@ -303,46 +331,46 @@ class Fragments(Streamed):
 
     def __init__(self, func: tirx.PrimFunc, product: FewBits, tile: FewBitsTile) -> None:
         super().__init__(func, product, tile)
-        self.weights = self.registers(self.depth(product) // 4, "uint32", "weights")
-        self.part = self.registers(self.groups(product) * 4, "float32", "part")
+        self.groups, self.depth = self.groups_of(self.rows), self.depth_of(product, self.rows)
+        self.weights = self.registers(self.depth // 4, "uint32", "weights")
+        self.part = self.registers(self.groups * 4, "float32", "part")
         self.middle = self.registers(2, "uint32", "middle")
 
     @staticmethod
-    def groups(product: FewBits) -> int:
+    def groups_of(rows: int) -> int:
         """Of eight rows."""
-        return ceil_div(product.m, _GROUP)
+        return ceil_div(rows, _GROUP)
 
     @staticmethod
-    def depth(product: FewBits) -> int:
+    def depth_of(product: FewBits, rows: int) -> int:
         """Numbers along ``k`` that are multiplied before their sums are scaled: those of a scale in a tile, or of many
         rows a run's, so that registers hold the activations."""
         packing = product.packing
-        return packing.granule if Fragments.groups(product) < _MANY_GROUPS else min(packing.granule, 4 * packing.run)
+        return packing.granule if Fragments.groups_of(rows) < _MANY_GROUPS else min(packing.granule, 4 * packing.run)
 
     @staticmethod
     def count(product: FewBits, tile: FewBitsTile) -> int:
-        return tile.columns * Fragments.groups(product) * 4
+        return tile.columns * Fragments.groups_of(tile.height(product)) * 4
 
     @staticmethod
-    def fetched(product: FewBits) -> int:
-        return Fragments.groups(product) * Fragments.depth(product) // 4
+    def fetched(product: FewBits, rows: int) -> int:
+        return Fragments.groups_of(rows) * Fragments.depth_of(product, rows) // 4
+
+    @property
+    def covered(self) -> int:
+        return self.groups * _GROUP
 
     def multiply(self, k_tile: Any, ahead: Any) -> list[Any]:
-        packing, depth, made = self.packing, self.depth(self.product), list[Any]()
+        packing, depth, made = self.packing, self.depth, list[Any]()
         held, run = depth // 4, packing.run  # of a lane: numbers, and neighbours among them
         for first in range(0, packing.held, held):
             for n in range(0, held, run):
-                made.append(loop(self.groups(self.product), lambda m, n=n, first=first: self.fetch_rows(
-                    self._row(m), self.first_k(k_tile, (first + n) // run), self.data, m * held + n)))
+                k = self.first_k(k_tile, (first + n) // run)
+                made.append(loop(self.groups, lambda m, n=n, k=k: self.fetch_rows(
+                    self.row_of(m * _GROUP + self.lane // 4), k, self.data, m * held + n)))
             made.append(loop(self.tile.columns, lambda c, first=first: [
                 *self._unpack(ahead, c, first), *self._products(ahead, c, first)]))
         return made
-
-    def _row(self, group: Any) -> Any:
-        """The row of a lane's activations; what it is beyond the last does not matter, since no row of the result
-        depends on it."""
-        row = group * _GROUP + self.lane // 4
-        return row if self.product.m % _GROUP == 0 else tirx.min(row, i32(self.product.m - 1))
 
     def _scale(self, ahead: Any, column: Any, first: int) -> Any:
         """Where the scale of a lane's first column is kept, for its numbers from ``first`` on."""
@@ -356,7 +384,7 @@ class Fragments(Streamed):
         if zero:
             made.append(loop(2, lambda h: self.set(
                 self.middle, h, twice(self.scales[1][self._scale(ahead, column, first) + h], dtype))))
-        for pair in range(self.depth(self.product) // 8):
+        for pair in range(self.depth // 8):
             word, place = divmod(first // 2 + pair, packing.per_word // 2)
             made.append(loop(2, lambda h, pair=pair, word=word, place=place: self.set(
                 self.weights, 2 * pair + h, pair_of(
@@ -364,7 +392,7 @@ class Fragments(Streamed):
         return made
 
     def _products(self, ahead: Any, column: Any, first: int) -> list[Any]:
-        groups, depth = self.groups(self.product), self.depth(self.product)
+        groups, depth = self.groups, self.depth
         scale = self._scale(ahead, column, first)
         return [
             loop(groups * 4, lambda i: self.set(self.part, i, 0.0)),
@@ -383,7 +411,7 @@ class Fragments(Streamed):
                     self.data.data, b, self.part.data, to, False, dtype="float32")
 
     def put(self, to: Callable[[Any, Any, Any], tirx.Stmt]) -> list[Any]:
-        groups, rows = self.groups(self.product), self.product.m
+        groups, rows = self.groups, self.rows
 
         def one(c: Any, m: Any, i: Any) -> tirx.Stmt:
             row, column = m * _GROUP + self.lane % 4 * 2 + i % 2, c * COLUMNS + self.lane // 4 + i // 2 * 8
@@ -403,19 +431,19 @@ class MultiplyAdds(Streamed):
 
     @staticmethod
     def count(product: FewBits, tile: FewBitsTile) -> int:
-        return tile.columns * 2 * product.m
+        return tile.columns * 2 * tile.height(product)
 
     @staticmethod
-    def fetched(product: FewBits) -> int:
+    def fetched(product: FewBits, rows: int) -> int:
         return product.packing.run
 
     def multiply(self, k_tile: Any, ahead: Any) -> list[Any]:
-        packing, product = self.packing, self.product
+        packing = self.packing
         made: list[Any] = []
         for run in range(packing.held // packing.run):
             made += self._unpack(ahead, run)
-            made.append(loop(product.m, lambda m, run=run: [
-                *self.fetch_rows(m, self.first_k(k_tile, run), self.data, i32(0)),
+            made.append(loop(self.rows, lambda m, run=run: [
+                *self.fetch_rows(self.row_of(m), self.first_k(k_tile, run), self.data, i32(0)),
                 loop(packing.run, lambda e: loop(self.tile.columns * 2, lambda n: self._add(m, n, e))),
             ]))
         return made
@@ -445,11 +473,11 @@ class MultiplyAdds(Streamed):
 
     def put(self, to: Callable[[Any, Any, Any], tirx.Stmt]) -> list[Any]:
         count = self.tile.columns * 2
-        joined = loop(self.product.m * count, lambda n: [
+        joined = loop(self.rows * count, lambda n: [
             self.set(self.sums, n, self.sums[n] + over_lanes(self.sums[n], distance)) for distance in (1, 2)])
 
         def one(m: Any, n: Any) -> tirx.Stmt:
             column = n // 2 * COLUMNS + self.lane // 4 + n % 2 * 8
             return when(self.lane % 4 == m % 4, to(m, column, self.sums[m * count + n]))
 
-        return [joined, loop(self.product.m, lambda m: loop(count, lambda n: one(m, n)))]
+        return [joined, loop(self.rows, lambda m: loop(count, lambda n: one(m, n)))]

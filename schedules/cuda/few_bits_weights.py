@@ -1,7 +1,8 @@
 """Packed weights made floats in memory, for products of so many rows that tensor cores are better fed from there.
 
-Each warp takes tiles as they lie (:mod:`schedules.cuda.packed`): one access of 16 bytes a lane, whose runs of neighbours
-along ``k`` four lanes store side by side. What no primitive does is written in the lowering (:func:`expanded`).
+Each warp takes tiles as they lie (:mod:`schedules.cuda.packed`): one access of 16 bytes a lane, whose runs of
+neighbours along ``k`` four lanes store side by side. What no primitive does is written in the lowering
+(:func:`expanded`).
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions) -> tvm.IRModule
         data, weight = uncast(value.args[0], bound), _of_product(value, bound, uncast(value.args[1], bound))
         if weight is None or weight.table is not None:
             continue
-        packing, dtype = packing_of(weight.integers, _bits(weight), weight.block[0]), multiplied_as(data, weight, options)
+        packing = packing_of(weight.integers, _bits(weight), weight.block[0])
+        dtype = multiplied_as(data, weight, options)
         if packing is not None and dtype is not None:
             packed[var] = data, weight, packing, dtype
     if not packed:
