@@ -126,10 +126,10 @@ def lowering(
         JoinDequantised,
         DispatchSortScan(),
         Legalise(target),
-        precision.AllowTensorFloat(options),
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
-        UnpackWeights(target),  # nor sooner: it would unpack them
+        UnpackWeights(target, options),  # nor sooner: it would unpack them
+        precision.AllowTensorFloat(options),
         PlaceConcats(target),
         PlaceAppends,
         WriteSizesAlike,

@@ -19,7 +19,8 @@ from schedules import intrin
 from schedules.cuda import memory_time
 from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.few_bits_form import MARK, FewBits, few_bits_of
-from schedules.cuda.few_bits_kernel import FewBitsTile, Fragments, MultiplyAdds, Streamed
+from schedules.cuda.few_bits_kernel import FewBitsTile, Streamed
+from schedules.cuda.few_bits_products import Fragments, MultiplyAdds
 from schedules.cuda.packed import LANES, STEP, WORDS
 from schedules.cuda.product import marked, plain
 from schedules.intrin import mma
@@ -229,7 +230,8 @@ def _mark(sch: s_tir.Schedule, tile: FewBitsTile, wide: bool) -> None:
     main = next(block for block in sch.get_child_blocks(root) if _sums(sch, block))
     sch.annotate(main, MARK, [*(getattr(tile, field.name) for field in fields(FewBitsTile)), int(wide)])
     (out,) = sch.get_output_blocks(root)
-    *rows, columns = sch.get_loops(out)[: len(sch.get(out).iter_vars)]
+    spatial = sum(v.iter_type != tirx.IterVar.CommReduce for v in sch.get(out).iter_vars)
+    *rows, columns = sch.get_loops(out)[:spatial]
     outer, inner = sch.split(columns, [None, tile.block_columns])
     sch.reorder(outer, *rows, inner)
     sch.bind(outer, "blockIdx.x")  # the kernel has blocks for some rows each

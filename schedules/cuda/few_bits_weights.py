@@ -8,6 +8,7 @@ neighbours along ``k`` four lanes store side by side. What no primitive does is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -130,7 +131,7 @@ class _Unpacking:
             return [when(tirx.all(column < packing.columns, k < packing.depth), tirx.SeqStmt([
                 *made, self._stored(column, k)]))]
 
-        return [loop(2, lambda h, run=run: a_run(h, run)) for run in range(packing.held // packing.run)]
+        return [loop(2, partial(a_run, run=run)) for run in range(packing.held // packing.run)]
 
     def _hold(self, t: Any, h: Any, run: int, e: int, column: Any, k: Any) -> tirx.Stmt:
         packing = self.packing

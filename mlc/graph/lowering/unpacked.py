@@ -17,26 +17,29 @@ from tvm import relax, te, tirx
 
 from mlc.graph.ir.rewrite import bindings, op_name, rebuilt
 from mlc.graph.kernels.few_bits import unpacked_weights
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
+from schedules.cuda.contraction import with_tf32
 from schedules.cuda.few_bits import FewBitsProduct
 from schedules.cuda.few_bits_form import FewBits, few_bits_of
+from schedules.machine import gpu_machine
 from schedules.registry import find
 from schedules.space import InvalidDecision
 
 __all__ = ["UnpackWeights"]
 
 
-def UnpackWeights(target: Target) -> tvm.transform.Pass:
+def UnpackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass over tensor functions of GPUs: products with packed weights that are faster as two kernels are."""
 
     @tvm.transform.module_pass(opt_level=0, name="UnpackWeights")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return mod if target.kind == "llvm" else _unpacked(mod, target.tvm)
+        return mod if target.kind == "llvm" else _unpacked(mod, target.tvm, options)
 
     return run
 
 
-def _unpacked(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def _unpacked(mod: tvm.IRModule, target: tvm.target.Target, options: CompileOptions) -> tvm.IRModule:
     bound = {binding.var: binding.value for binding in bindings(mod["main"])}
     known: dict[str, bool] = {}
     chosen: dict[relax.Var, FewBits] = {}
@@ -46,7 +49,7 @@ def _unpacked(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         if callee is None or found is None:
             continue
         if callee.name_hint not in known:
-            known[callee.name_hint] = _in_two(mod[callee], found, target)
+            known[callee.name_hint] = _in_two(mod[callee], found, target, options)
         if known[callee.name_hint]:
             chosen[var] = found
     if not chosen:
@@ -78,21 +81,25 @@ def _product(data: te.Tensor, weights: te.Tensor) -> te.Tensor:
         data[i, k].astype("float32") * weights[j, k].astype("float32"), axis=[k]), name="matmul")
 
 
-def _in_two(func: tirx.PrimFunc, found: FewBits, target: tvm.target.Target) -> bool:
+def _in_two(
+    func: tirx.PrimFunc, found: FewBits, target: tvm.target.Target, options: CompileOptions
+) -> bool:
     """Whether a product is faster as two kernels, or has no kernel that takes packed weights."""
     space = FewBitsProduct()
     if not space.matches(func, target):
         return True
-    return sum(_seconds(each, target) for each in _kernels(found)) < _seconds(func, target)
+    two = sum(_seconds(each, target) for each in _kernels(found, options)) + gpu_machine(target).call_seconds
+    return two < _seconds(func, target)
 
 
-def _kernels(found: FewBits) -> list[tirx.PrimFunc]:
+def _kernels(found: FewBits, options: CompileOptions = DEFAULT_OPTIONS) -> list[tirx.PrimFunc]:
     packing, held = found.packing, found.weights.parameters
     given = [te.placeholder([int(s) for s in each.shape], str(each.dtype), each.name) for each in held]
     data, weights = (te.placeholder(shape, found.dtype, name) for shape, name in (
         ((found.m, found.k), "data"), ((packing.columns, packing.depth), "weights")))
     tensors: list[list[Any]] = [[*given, _unpacking(found)(*given)], [data, weights, _product(data, weights)]]
-    return [te.create_prim_func(each, index_dtype_override="int64") for each in tensors]
+    unpacking, product = (te.create_prim_func(each, index_dtype_override="int64") for each in tensors)
+    return [unpacking, with_tf32(product) if options.precision == "tf32" else product]
 
 
 def _seconds(func: tirx.PrimFunc, target: tvm.target.Target) -> float:
