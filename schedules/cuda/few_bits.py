@@ -36,11 +36,12 @@ _MOST_ROWS = 256
 _OVERHEAD_REGISTERS = 40
 #: groups of eight rows that are many, and rows whose activations are fetched at once
 _MANY, _AT_ONCE = 4, 8
-#: weights of a column times rows that are multiplied without a branch between: of more, the compiler fetches so many
-#: activations ahead that it spills
-_MOST_FETCHED = 768
+#: rows of a block without tensor cores: of more, the compiler fetches so many activations ahead that it spills
+_MOST_ROWS_PLAIN = 8
+#: and such rows times tiles that are fetched at once, likewise
+_MOST_AHEAD = 16
 #: registers of a thread, reckoned, that are surely no more than there are
-_MOST_REGISTERS = 212
+_MOST_REGISTERS = 192
 #: multiply-adds of 16-bit floats that ``mma.sync`` does in a cycle at most, and that one instruction is
 _TENSOR_LANES, _INSTRUCTION = 1024, 16 * 8 * STEP
 #: instructions that a multiprocessor issues in a cycle, and bytes that its first cache gives
@@ -154,9 +155,10 @@ def _misfit(tile: FewBitsTile, found: FewBits, gpu: GpuMachine, wide: bool) -> s
         return f"a block must have no more tiles of columns than there are, got {tile.columns * tile.beside}"
     if tile.ahead > _share(tile, found):
         return f"a warp must have as many tiles as it fetches at once, got {tile.ahead}"
-    height = tile.height(found)
-    if not wide and tile.ahead * found.packing.held * height > _MOST_FETCHED:
-        return f"a thread must multiply by few weights and rows at once, got {tile.ahead} tiles for {height} rows"
+    if not wide and tile.rows > _MOST_ROWS_PLAIN:
+        return f"a thread must have at most {_MOST_ROWS_PLAIN} rows without tensor cores, got {tile.rows}"
+    if not wide and tile.ahead * min(tile.rows, found.m) > _MOST_AHEAD:
+        return f"a thread must fetch few tiles at once for several rows without tensor cores, got {tile.ahead}"
     registers, shared = _registers(tile, found, wide), tile.shared_bytes(found)
     if registers > _MOST_REGISTERS:
         return f"a thread must have at most {_MOST_REGISTERS} registers, got {registers}"
