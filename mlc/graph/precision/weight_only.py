@@ -107,7 +107,7 @@ def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions) -> tvm.IRModule
         if weight is None or weight.table is not None:
             continue
         packing = packing_of(weight.integers, _bits(weight), weight.block[0])
-        dtype = multiplied_as(data, weight, options)
+        dtype = multiplied_as(data, weight, _bits(weight), options)
         if packing is not None and dtype is not None:
             packed[var] = data, weight, packing, dtype
     if not packed:

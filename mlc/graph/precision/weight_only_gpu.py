@@ -45,7 +45,7 @@ def packing_of(integers: np.ndarray, bits: int, block: int) -> Packing | None:
     return None if packing.misfit else packing
 
 
-def multiplied_as(data: relax.Expr, weight: Any, options: CompileOptions) -> str | None:
+def multiplied_as(data: relax.Expr, weight: Any, bits: int, options: CompileOptions) -> str | None:
     """The type that activations are multiplied in: of 16 bits where they are such or may be, and weights are within
     its range. None where zero points are not what that type can hold."""
     dtype = dtype_of(data) if dtype_of(data) in _NUMPY else _ALLOWED.get(options.precision, "float32")
@@ -55,7 +55,7 @@ def multiplied_as(data: relax.Expr, weight: Any, options: CompileOptions) -> str
         largest = np.abs(weight.scale * (np.abs(weight.zero) + np.abs(weight.integers.astype(np.int32)).max())).max()
     if not largest <= float(ml_dtypes.finfo(_NUMPY[dtype]).max):
         return "float32"
-    return dtype if _holds(_NUMPY[dtype], weight.zero) else None
+    return dtype if _holds(_NUMPY[dtype], weight.zero + middle(bits)) else None
 
 
 def multiplied(
