@@ -95,7 +95,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         LowerRecurrent(target),
         transform.CanonicalizeBindings(),
         # before too, since what 16-bit floats a model has is lost where it converts them for a weight of float32
-        *(() if target.kind == "llvm" else (precision.WeightOnlyProducts(target, options),)),
+        *(() if target.kind == "llvm" else (precision.WeightOnlyProducts(target, options, converted=True),)),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.Quantisation(target, options, (simplify.LiftToImages, simplify.SliceVolumes)),
         precision.WeightOnlyProducts(target, options),

@@ -38,7 +38,7 @@ from mlc.graph.kernels.lookup import CODES, dense_lookup, has_lookup, pack_codes
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
-from mlc.graph.precision.weight_only_gpu import multiplied, multiplied_as, packing_of, uncast
+from mlc.graph.precision.weight_only_gpu import multiplied, multiplied_as, packing_of, uncast, widened
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from schedules.cuda.packed import Packing
@@ -87,23 +87,31 @@ _ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range, 4)
 _Bound = Mapping[relax.Var, relax.Expr]
 
 
-def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
-    """Module pass: products of float32 with constants of 2, 4 or 8 bits read the integers."""
+def WeightOnlyProducts(
+    target: Target, options: CompileOptions = DEFAULT_OPTIONS, *, converted: bool = False
+) -> tvm.transform.Pass:
+    """Module pass: products of float32 with constants of 2, 4 or 8 bits read the integers.
+
+    ``converted``: on a GPU, only those of activations that the model converts from 16 bits."""
 
     @tvm.transform.module_pass(opt_level=0, name="WeightOnlyProducts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _changed(mod, target, options) if target.kind == "llvm" else _changed_for_gpu(mod, options)
+        return _changed(mod, target, options) if target.kind == "llvm" else _changed_for_gpu(
+            mod, options, converted)
 
     return run
 
 
-def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions) -> tvm.IRModule:
+def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions, converted: bool) -> tvm.IRModule:
     bound = {binding.var: binding.value for binding in bindings(mod["main"])}
     packed: dict[relax.Var, tuple[relax.Expr, _Weight, Packing, str]] = {}
     for var, value in bound.items():
         if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul":
             continue
-        data, weight = uncast(value.args[0], bound), _of_product(value, bound, uncast(value.args[1], bound))
+        data = widened(value.args[0], bound)
+        if converted and dtype_of(data) == dtype_of(value.args[0]):
+            continue
+        weight = _of_product(value, bound, uncast(value.args[1], bound))
         if weight is None or weight.table is not None:
             continue
         packing = packing_of(weight.integers, _bits(weight), weight.block[0])

@@ -23,10 +23,16 @@ from mlc.graph.kernels.few_bits import dense_few_bits, middle, pack_integers, pa
 from mlc.options import CompileOptions
 from schedules.cuda.packed import Packing
 
-__all__ = ["multiplied", "multiplied_as", "packing_of", "uncast"]
+__all__ = ["multiplied", "multiplied_as", "packing_of", "uncast", "widened"]
 
 _NUMPY = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _ALLOWED = {"f16": "float16", "bf16": "bfloat16"}
+
+
+def widened(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """The 16-bit floats that a conversion to float32 converts; anything else as it is."""
+    found = uncast(expr, bound)
+    return found if dtype_of(found) in _NUMPY else expr
 
 
 def uncast(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:

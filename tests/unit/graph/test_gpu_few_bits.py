@@ -81,6 +81,30 @@ def test_activations_of_16_bits_are_multiplied_as_such(target: str) -> None:
     assert error(made, weights, target) <= 2e-3
 
 
+@pytest.mark.parametrize("block", [32, 0])
+def test_dequantised_operators_of_16_bits_are_packed(block: int) -> None:
+    """``DequantizeLinear`` in float16, blocked and by columns, before a product of float16."""
+    rng = np.random.default_rng(0)
+    integers = rng.integers(-128, 128, (256, 48)).astype(np.int8)
+    scales = rng.uniform(0.002, 0.006, (8, 48) if block else (48,)).astype(np.float16)
+    options = {"axis": 0, "block_size": block} if block else {"axis": 1}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["weights"], **options),
+             helper.make_node("Relu", ["x0"], ["positive"]), helper.make_node("MatMul", ["positive", "weights"], ["h"]),
+             helper.make_node("Relu", ["h"], ["y"])]
+    values = [helper.make_tensor_value_info(name, KINDS["float16"], (3, size))
+              for name, size in (("x0", 256), ("y", 48))]
+    graph = helper.make_graph(nodes, "dequantised", values[:1], values[1:], [
+        numpy_helper.from_array(integers, "w"), numpy_helper.from_array(scales, "s")])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    ((_, types),) = (each for each in spaces(made) if each[0] == "cuda.few_bits")
+    assert types == ["float16", "uint32", "float16", "float16"]
+    exe = Compilation.of(made, HOPPER).stand_in()
+    inputs = random_inputs(exe.inputs)
+    each = np.repeat(scales.astype(float), block, 0) if block else scales.astype(float)
+    wanted = np.maximum(np.maximum(inputs["x0"].astype(float), 0) @ (integers * each), 0)
+    assert np.abs(exe(**inputs)[0] - wanted).max() <= 2e-3 * wanted.max()
+
+
 @pytest.mark.parametrize(("bits", "block", "zeros"), [(2, 16, "whole"), (4, 64, "whole"), (8, 32, ""),
                                                        (4, 32, "fractional")])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
