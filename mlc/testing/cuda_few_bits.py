@@ -49,8 +49,8 @@ class PackedProduct:
 
         def build() -> list[Any]:
             given = self._given()
-            zero = given[2] if self.zeros else None
-            return [*given, unpacked_weights(*given[:2], zero, self.packing, self.dtype)]
+            words, scale, zero = (*given, None)[:3]
+            return [*given, unpacked_weights(words, scale, zero, self.packing, self.dtype)]
 
         def given_weights() -> list[np.ndarray]:
             return self._data()[1 : 3 + bool(self.zeros)]
@@ -83,7 +83,8 @@ class PackedProduct:
 
         x, given = te.placeholder((self.m, self.k), self.dtype, "x"), self._given()
         bias = [te.placeholder((self.n,), "float32", "bias")] if self.epilogue else []
-        y = dense_few_bits(x, *given[:2], given[2] if self.zeros else None, self.n, self.bits, self.block)
+        words, scale, zero = (*given, None)[:3]
+        y = dense_few_bits(x, words, scale, zero, self.n, self.bits, self.block)
         for each in bias:
             y = topi.nn.relu(topi.add(y, each))
         return [x, *given, *bias, topi.cast(y, self.dtype)]
@@ -117,9 +118,9 @@ class PackedProduct:
         return (integers - (moved - half if self.zeros else 0.0)) * step
 
     def _reference(self, *_: Any) -> np.ndarray:
-        x, *_, bias = self._numbers()
-        sums = x.astype("float64") @ self._weights()
-        return np.maximum(sums + bias, 0) if self.epilogue else sums
+        numbers = self._numbers()
+        sums = numbers[0].astype("float64") @ self._weights()
+        return np.maximum(sums + numbers[-1], 0) if self.epilogue else sums
 
 
 FEW_BITS = (

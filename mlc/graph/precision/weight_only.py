@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import tvm
@@ -38,7 +39,7 @@ from mlc.graph.kernels.lookup import CODES, dense_lookup, has_lookup, pack_codes
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
-from mlc.graph.precision.weight_only_gpu import multiplied, multiplied_as, packing_of, uncast, widened
+from mlc.graph.precision.weight_only_gpu import activations, multiplied, multiplied_as, packing_of, uncast
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from schedules.cuda.packed import Packing
@@ -104,11 +105,11 @@ def WeightOnlyProducts(
 
 def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions, converted: bool) -> tvm.IRModule:
     bound = {binding.var: binding.value for binding in bindings(mod["main"])}
-    packed: dict[relax.Var, tuple[relax.Expr, _Weight, Packing, str]] = {}
+    packed: dict[relax.Var, tuple[relax.Expr, relax.Call | None, _Weight, Packing, str]] = {}
     for var, value in bound.items():
         if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul":
             continue
-        data = widened(value.args[0], bound)
+        data, taken = activations(value.args[0], bound)
         if converted and dtype_of(data) == dtype_of(value.args[0]):
             continue
         weight = _of_product(value, bound, uncast(value.args[1], bound))
@@ -117,21 +118,20 @@ def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions, converted: bool
         packing = packing_of(weight.integers, _bits(weight), weight.block[0])
         dtype = multiplied_as(data, weight, _bits(weight), options)
         if packing is not None and dtype is not None:
-            packed[var] = data, weight, packing, dtype
+            packed[var] = data, taken, weight, packing, dtype
     if not packed:
         return mod
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if var not in packed:
             return value
-        _, weight, packing, dtype = packed[var]
-        return multiplied(builder, image_of(packed[var][0]), shape_of(var), weight, packing, dtype)
+        data, taken, weight, packing, dtype = packed[var]
+        data = image.get(data, data)
+        if taken is not None:
+            data = builder.emit(op.take(data, image.get(taken.args[1], taken.args[1]), axis=taken.attrs.axis))
+        return multiplied(builder, data, shape_of(var), weight, packing, dtype)
 
-    image: dict[relax.Var, relax.Expr] = {param: param for param in mod["main"].params}
-
-    def image_of(expr: relax.Expr) -> relax.Expr:
-        return image.get(expr, expr) if isinstance(expr, relax.Var) else expr
-
+    image: dict[Any, relax.Expr] = {param: param for param in mod["main"].params}
     return relax.transform.DeadCodeElimination()(rebuilt(mod, bound, change, image=image))
 
 

@@ -23,16 +23,21 @@ from mlc.graph.kernels.few_bits import dense_few_bits, middle, pack_integers, pa
 from mlc.options import CompileOptions
 from schedules.cuda.packed import Packing
 
-__all__ = ["multiplied", "multiplied_as", "packing_of", "uncast", "widened"]
+__all__ = ["activations", "multiplied", "multiplied_as", "packing_of", "uncast"]
 
 _NUMPY = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _ALLOWED = {"f16": "float16", "bf16": "bfloat16"}
 
 
-def widened(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """The 16-bit floats that a conversion to float32 converts; anything else as it is."""
-    found = uncast(expr, bound)
-    return found if dtype_of(found) in _NUMPY else expr
+def activations(
+    expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Expr, relax.Call | None]:
+    """The 16-bit floats that a conversion to float32 converts, and the ``take`` that puts them in order behind it, if
+    one does; anything else as it is."""
+    value = bound.get(expr) if isinstance(expr, relax.Var) else None
+    taken = value if isinstance(value, relax.Call) and op_name(value) == "relax.take" else None
+    found = uncast(expr if taken is None else taken.args[0], bound)
+    return (found, taken) if dtype_of(found) in _NUMPY else (expr, None)
 
 
 def uncast(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:

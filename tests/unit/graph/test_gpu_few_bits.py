@@ -81,6 +81,16 @@ def test_activations_of_16_bits_are_multiplied_as_such(target: str) -> None:
     assert error(made, weights, target) <= 2e-3
 
 
+def test_activations_in_another_order_stay_of_16_bits() -> None:
+    """Where a list says which block's scale each number has, as GPTQ in the order of activations writes it."""
+    made, _ = model(3, (256, 64))
+    owners = np.random.default_rng(1).permutation(np.repeat(np.arange(8), 32)).astype(np.int32)
+    made.graph.initializer.append(numpy_helper.from_array(owners, "g"))
+    made.graph.node[0].input.extend(["", "g"])
+    (types,) = (each for space, each in spaces(made) if space == "cuda.few_bits")
+    assert types == ["float16", "uint32", "float16", "float16"]
+
+
 @pytest.mark.parametrize("block", [32, 0])
 def test_dequantised_operators_of_16_bits_are_packed(block: int) -> None:
     """``DequantizeLinear`` in float16, blocked and by columns, before a product of float16."""
