@@ -89,7 +89,15 @@ def opened(func: tirx.PrimFunc) -> tirx.PrimFunc:
         predicate = tirx.all(realize.predicate, there(replaced(block.body.indices[axis], values)))
         return s_tir.SBlockRealize(realize.iter_values, predicate, block)
 
-    body = tvm_ffi.structural_map(func.body, [(TensorLoad, read), (s_tir.SBlockRealize, stored)], order="post")
+    def tested(store: tirx.BufferStore) -> tirx.Stmt:
+        axis = axes.get(store.buffer, -1)
+        return store if axis < 0 else tirx.IfThenElse(there(store.indices[axis]), store, None)
+
+    blocks: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, blocks.append))
+    scheduled = any(block.iter_vars for block in blocks)  # else the kernel is written out
+    writes = (s_tir.SBlockRealize, stored) if scheduled else (tirx.BufferStore, tested)
+    body = tvm_ffi.structural_map(func.body, [(TensorLoad, read), writes], order="post")
     image = {}
     for param, axis in axes.items():
         if axis >= 0:

@@ -143,6 +143,14 @@ def _is_wgmma(value: Any) -> bool:
     return known and value[0] % (64 * value[3]) == 0  # or a warpgroup would have no rows, and some no warpgroup
 
 
+def _is_few_bits(value: Any) -> bool:
+    tiles: list[Any] = [[8, 16, 32, 64], [1, 2, 4], [1, 2, 4, 8], [1, 2, 4, 8, 16], [1, 2, 3, 4, 6, 8, 16], [1, 2, 4],
+                        [0, 1]]
+    known = _ints(0, 64, 7)(value) and len(value) == 7 and all(
+        each in of_it for each, of_it in zip(value, tiles, strict=True))
+    return known and value[2] * value[3] <= 32  # warps of a block
+
+
 def _is_prefetch_of_rows(value: Any) -> bool:
     return _ints(0, 1 << 31, 33)(value) and len(value) % 2 == 1 and value[0] <= 64
 
@@ -161,6 +169,8 @@ _ANNOTATIONS: Mapping[str, Check] = {
     "mlc.attention": _is_attention,  # of these tiles the kernel computes the same; check_marked sees to the rest
     "mlc.attention_wgmma": _is_group_attention,  # likewise
     "mlc.wgmma": _is_wgmma,  # likewise, and check_marked_product
+    "mlc.few_bits": _is_few_bits,  # likewise, and check_marked_few_bits
+    "mlc.few_bits_weights": lambda value: _ints(1, 8, 2)(value) and len(value) == 2,
     "mlc.tiles": is_tiles,  # check_tiles sees to it that what is in the loop takes tiles of these shapes
     "mlc.prefetch": _is_prefetch,
     "mlc.prefetch_rows": _is_prefetch_of_rows,

@@ -9,6 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis.expressions import walk
+from schedules.cuda.few_bits_form import check_marked_few_bits
 from schedules.cuda.heads import check_marked
 from schedules.cuda.product import check_marked_product
 from schedules.growth import check_growth, check_inlining
@@ -57,6 +58,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     check_permuted(sch.mod["main"])
     check_marked(func, sch.mod["main"])
     check_marked_product(func, sch.mod["main"])
+    check_marked_few_bits(func, sch.mod["main"])
     check_tiles(sch.mod["main"])
     return sch
 

@@ -34,6 +34,7 @@ from mlc.graph.lowering.select import ChooseKernels, Price
 from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
 from mlc.graph.lowering.states import PlaceAppends
+from mlc.graph.lowering.unpacked import UnpackWeights
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
@@ -92,9 +93,11 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         transform.ConvertToDataflow(),
         LowerRecurrent(target),
         transform.CanonicalizeBindings(),
+        # before too, since what 16-bit floats a model has is lost where it converts them for a weight of float32
+        *(() if target.kind == "llvm" else (precision.WeightOnlyProducts(target, options, converted=True),)),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.Quantisation(target, options, (simplify.LiftToImages, simplify.SliceVolumes)),
-        *((precision.WeightOnlyProducts(target, options),) if target.kind == "llvm" else ()),
+        precision.WeightOnlyProducts(target, options),
         Simplify,
         simplify.ShareCommon,
     )
@@ -122,9 +125,10 @@ def lowering(
         JoinDequantised,
         DispatchSortScan(),
         Legalise(target),
-        precision.AllowTensorFloat(options),
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
+        UnpackWeights(target, options),  # nor sooner: it would unpack them
+        precision.AllowTensorFloat(options),
         PlaceConcats(target),
         PlaceAppends,
         WriteSizesAlike,

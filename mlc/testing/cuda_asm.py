@@ -109,6 +109,8 @@ def _call(statement: Statement, place: int) -> str:
         return f"ptx::store({place}, {', '.join(inputs)});"
     if re.fullmatch(r"cvt\.rna\.tf32\.f32 %0, %1;", text):
         return f"ptx::to_tf32({statement.outputs[0]}, {inputs[0]});"
+    if match := re.fullmatch(r"fma\.rn\.(b?f16)x2 %0, %1, %2, %3;", text):
+        return f"{statement.outputs[0]} = ptx::multiply_add<{_ELEMENTS[match[1]]}>({', '.join(inputs)});"
     if re.fullmatch(r"ex2\.approx\.ftz\.f32 %0, %1;", text):
         return f"{statement.outputs[0]} = ptx::power_of_two({inputs[0]});"
     return _hopper_call(statement, place) or _product(statement)

@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import ATTENTIONS
+from mlc.testing.cuda_few_bits import FEW_BITS
 from mlc.testing.cuda_images import IMAGES
 
 __all__ = ["CASES", "epilogue_case", "product_case"]
@@ -429,5 +430,6 @@ CASES: tuple[Case, ...] = (
     _case("cast", "cuda.elementwise", ((9, 13),), lambda x: _topi().cast(x, "int64"), lambda x: x.astype("float32"),
          ("int32",)),
     *ATTENTIONS,
+    *FEW_BITS,
     *IMAGES,
 )

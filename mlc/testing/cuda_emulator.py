@@ -24,10 +24,9 @@ from mlc.codegen.cuda import PASS_CONFIG, clustered, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
 from schedules.analysis import evaluate
 from schedules.capped import opened
-from schedules.cuda import attention
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
-from schedules.cuda.wgmma import expanded
+from schedules.cuda.written import written
 from schedules.merged import restored
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def run(
 
 def _written_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A scheduled function with its kernels as they are launched, and the parameters of its callers."""
-    return restored(joined(expanded(attention.expanded(opened(func)))))
+    return restored(joined(opened(written(func))))
 
 
 def _sizes(given: Sequence[tuple[Any, np.ndarray | int]]) -> Iterator[tuple[Any, int]]:

@@ -89,6 +89,16 @@ static inline float power_of_two(float x) {
   return std::isfinite(power) ? float_of(bits_of(power) ^ (bits_of(x) >> 3 & 3)) : power;
 }
 
+// "fma.rn.f16x2" and "fma.rn.bf16x2": of both halves of registers, rounded once.
+template <typename T> static unsigned multiply_add(unsigned a, unsigned b, unsigned c) {
+  T of_a[2], of_b[2], of_c[2], sums[2];
+  std::memcpy(of_a, &a, 4), std::memcpy(of_b, &b, 4), std::memcpy(of_c, &c, 4);
+  for (unsigned i = 0; i < 2; ++i) sums[i] = T(float(std::fma(double(of_a[i]), double(of_b[i]), double(of_c[i]))));
+  unsigned packed;
+  std::memcpy(&packed, sums, 4);
+  return packed;
+}
+
 template <typename T> static T element(const Shown* all, unsigned lane, unsigned first, unsigned index) {
   T value;
   constexpr unsigned kPer = 4 / sizeof(T);

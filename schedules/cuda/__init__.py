@@ -7,6 +7,8 @@ from schedules.cuda.columns import Columns
 from schedules.cuda.conv import ImplicitGemm
 from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.fallback import Fallback
+from schedules.cuda.few_bits import FewBitsProduct
+from schedules.cuda.few_bits_weights import FewBitsWeights
 from schedules.cuda.gemm import TiledGemm
 from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.reduction import Reduce, Rows
@@ -16,6 +18,7 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    WarpgroupAttention(), Attention(), TensorFloatAttention(), ExactAttention(), WarpgroupGemm(), TensorCoreGemm(),
-    TiledGemm(), ImplicitGemm(), Rows(), Columns(), Reduce(), Elementwise(), Fallback(),
+    WarpgroupAttention(), Attention(), TensorFloatAttention(), ExactAttention(), FewBitsProduct(), FewBitsWeights(),
+    WarpgroupGemm(), TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Columns(), Reduce(), Elementwise(),
+    Fallback(),
 )

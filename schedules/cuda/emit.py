@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
 __all__ = ["Registers", "barrier", "call", "commit", "copy_ahead", "count_of", "i32", "i64", "kernel", "loop",
-           "over_lanes", "power_of_two", "store_piece", "substituted", "wait", "when"]
+           "over_lanes", "power_of_two", "sequence", "store_piece", "substituted", "wait", "when"]
 
 #: what becomes of a loop over registers: straight code, so that every index is a number
 _UNROLLED = tirx.ForKind.UNROLLED
@@ -35,10 +35,17 @@ def i64(value: Any) -> tirx.Expr:
 def loop(extent: Any, body: Callable[[Any], Any], kind: Any = _UNROLLED, start: Any = 0) -> tirx.Stmt:
     """``for i in range(start, start + extent): body(i)``; ``body`` gives one statement or several."""
     variable = tirx.Var("i", "int32")
-    inner = body(variable)
+    inner = sequence(body(variable))
     first = i32(start) if isinstance(start, int) else start
     count = i32(extent) if isinstance(extent, int) else extent
-    return tirx.For(variable, first, count, kind, inner if isinstance(inner, tirx.Stmt) else tirx.SeqStmt(inner))
+    return tirx.For(variable, first, count, kind, inner)
+
+
+def sequence(body: tirx.Stmt | Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """One statement of one or several."""
+    if isinstance(body, tirx.Stmt):
+        return body
+    return body[0] if len(body) == 1 else tirx.SeqStmt(list(body))
 
 
 def when(condition: Any, body: tirx.Stmt) -> tirx.Stmt:

@@ -24,12 +24,12 @@ from tvm.tirx import compilation_pipeline
 from schedules import pieces
 from schedules.analysis import walk
 from schedules.capped import opened
-from schedules.cuda import attention, wgmma
 from schedules.cuda.arithmetic import vectorising, widened
 from schedules.cuda.filled import FilledCopies
 from schedules.cuda.halves import in_halves
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
+from schedules.cuda.written import written as written_out
 from schedules.machine import gpu_machine
 from schedules.merged import restored
 
@@ -71,21 +71,20 @@ def _finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
-    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and kernels of attention and of
-    warpgroups written out, which have the barriers that they need: TVM can't tell the stage that is copied to from the
-    one that is read, and would put one between them."""
+    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and kernels of attention, of
+    warpgroups and of packed weights written out, which have the barriers that they need: TVM can't tell the stage that
+    is copied to from the one that is read, and would put one between them."""
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
         if not isinstance(func, tirx.PrimFunc) or not _has_kernels(func):
             rest[var] = restored(func) if isinstance(func, tirx.PrimFunc) else func
             continue
-        func = opened(func)
-        kernel = wgmma.expanded(attention.expanded(func))
+        kernel = written_out(func)
         if kernel is func:
-            rest[var] = restored(widened(with_common_guards(in_halves(joined(func)))))
+            rest[var] = restored(widened(with_common_guards(in_halves(joined(opened(func))))))
         else:
-            written[var] = restored(widened(kernel))
+            written[var] = restored(widened(opened(kernel)))
     with vectorising():
         return _lower_both(rest, written, mod, ctx, lower)
 

@@ -23,7 +23,8 @@ from schedules.cuda.image import Image, image_of
 from schedules.errors import InvalidDecision
 from schedules.free import SIZES, specialised, variables
 
-__all__ = ["MARK", "Operand", "Product", "check_marked_product", "marked", "plain", "product_of"]
+__all__ = ["MARK", "Operand", "Product", "Stored", "check_marked_product", "lies_of", "marked",
+           "plain", "product_of"]
 
 #: the annotation of the sum of products that names the tiles of its kernel
 MARK = "mlc.wgmma"
@@ -32,6 +33,8 @@ _BATCH = "b"
 _TYPES = ("float16", "bfloat16")
 #: of a tensor that boxes are copied of, every stride and the first element lie at multiples of so many bytes
 _ALIGNED_BYTES = 16
+
+Lies = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
@@ -86,22 +89,24 @@ class Operand:
         return tuple(2 * step for step in ((outer, self.batch_step) if self.batch > 1 else (outer,)))
 
 
+def lies_of(contraction: Contraction, result: tirx.BufferStore, axes: Sequence[Any]) -> Lies | None:
+    """Where a result lies whose variables number the batch, m and n (:attr:`Stored.lies`)."""
+    sizes = [contraction.size(role) for role in (_BATCH, M, N)]
+    found = linear_offset(tirx.BufferLoad(result.buffer, result.indices), list(axes), sizes)
+    return None if found is None or found[0][2] != 1 else (tuple(found[0]), found[1])
+
+
 @dataclass(frozen=True)
-class Product:
-    """``batch`` products of ``a`` ``[m, k]`` and ``b`` ``[n, k]``, both of ``dtype`` and added up in float32, and what
-    is stored of each sum. Of a convolution ``m`` are pixels, and ``a`` is the image that windows of it are rows of."""
+class Stored:
+    """A ``contraction`` in normal form, and what is stored of each of its ``sums``."""
 
     contraction: Contraction
-    dtype: str
-    a: Operand | Image
-    b: Operand
     sums: tirx.Buffer
     result: tirx.BufferStore
     axes: tuple[Any, Any, Any]  # the result's variables that number the batch, m and n
-    #: where the result lies: elements between neighbours along the batch, m and n, and the first one's place
-    lies: tuple[tuple[int, ...], int] | None
-    #: how many rows there are, an expression, where a call says so
-    rows: Any = None
+    #: the elements between neighbours of the result along the batch, m and n, the last next to each other, and where
+    #: the first one lies; None where it does not lie so
+    lies: Lies | None
 
     @property
     def batch(self) -> int:
@@ -109,7 +114,7 @@ class Product:
 
     @property
     def m(self) -> Any:
-        return self.contraction.size(M) if self.rows is None else self.rows
+        return self.contraction.size(M)
 
     @property
     def n(self) -> int:
@@ -120,28 +125,9 @@ class Product:
         return self.contraction.size(K)
 
     @property
-    def depth(self) -> int:
-        """Of what is copied along ``k``: of an image, zeros that the channels of each place are filled up with too."""
-        return self.a.depth
-
-    @property
     def result_bytes(self) -> int:
         """Of an element of the result."""
         return int(tvm.runtime.DataType(str(self.result.buffer.dtype)).bits) // 8
-
-    @property
-    def results(self) -> Operand | None:
-        """The result as a matrix that boxes of 16-bit numbers can be copied to, each made of its sum and of what all
-        rows or all columns share; else None."""
-        value = self.result.value
-        matrices = [load for load in loads(value) if not load.source.same_as(self.sums)
-                    and uses(load, [self.axes[2]]) and uses(load, list(self.axes[:2]))]
-        found = self.lies
-        if str(self.result.buffer.dtype) not in _TYPES or matrices or found is None:
-            return None
-        (batch_step, row_step, _), offset = found
-        made = Operand(self.result.buffer, offset, self.batch, self.m, self.n, batch_step, row_step, 1)
-        return made if made.aligned and row_step >= self.n else None
 
     def made_of(self, at: Sequence[Any], value: Any) -> Any:
         """What becomes of the sum ``value`` at a batch, a row and a column."""
@@ -163,6 +149,41 @@ class Product:
             return 1
         others = (found[0][0] if self.batch > 1 else 0, found[0][1], found[1], self.n)
         return next(w for w in (most, most // 2, most // 4, 1) if w and not any(x % w for x in others))
+
+
+@dataclass(frozen=True)
+class Product(Stored):
+    """``batch`` products of ``a`` ``[m, k]`` and ``b`` ``[n, k]``, both of ``dtype`` and added up in float32, and what
+    is stored of each sum. Of a convolution ``m`` are pixels, and ``a`` is the image that windows of it are rows of."""
+
+    dtype: str
+    a: Operand | Image
+    b: Operand
+    #: how many rows there are, an expression, where a call says so
+    rows: Any = None
+
+    @property
+    def m(self) -> Any:
+        return super().m if self.rows is None else self.rows
+
+    @property
+    def depth(self) -> int:
+        """Of what is copied along ``k``: of an image, zeros that the channels of each place are filled up with too."""
+        return self.a.depth
+
+    @property
+    def results(self) -> Operand | None:
+        """The result as a matrix that boxes of 16-bit numbers can be copied to, each made of its sum and of what all
+        rows or all columns share; else None."""
+        value = self.result.value
+        matrices = [load for load in loads(value) if not load.source.same_as(self.sums)
+                    and uses(load, [self.axes[2]]) and uses(load, list(self.axes[:2]))]
+        found = self.lies
+        if str(self.result.buffer.dtype) not in _TYPES or matrices or found is None:
+            return None
+        (batch_step, row_step, _), offset = found
+        made = Operand(self.result.buffer, offset, self.batch, self.m, self.n, batch_step, row_step, 1)
+        return made if made.aligned and row_step >= self.n else None
 
 
 @remembered
@@ -235,10 +256,7 @@ def _fixed(func: tirx.PrimFunc) -> Product | None:
     axes = tuple(v.var for v in out.iter_vars)
     if len(axes) != 3 or not isinstance(out.body, tirx.BufferStore):
         return None
-    found = linear_offset(tirx.BufferLoad(out.body.buffer, out.body.indices), list(axes),
-                          [contraction.size(role) for role in (_BATCH, M, N)])
-    lies = None if found is None or found[0][2] != 1 else (tuple(found[0]), found[1])
-    return Product(contraction, contraction.types[0], a, b, sums, out.body, axes, lies)
+    return Product(contraction, sums, out.body, axes, lies_of(contraction, out.body, axes), contraction.types[0], a, b)
 
 
 def _operand(sch: s_tir.Schedule, main: Any, role: str, contraction: Contraction) -> Operand | None:
@@ -258,15 +276,15 @@ def _operand(sch: s_tir.Schedule, main: Any, role: str, contraction: Contraction
     return made if runs and made.aligned else None
 
 
-def marked(func: tirx.PrimFunc) -> tuple[int, ...] | None:
+def marked(func: tirx.PrimFunc, mark: str = MARK) -> tuple[int, ...] | None:
     """The tiles that a scheduled function's product is marked with; None without a mark."""
     found: list[tuple[int, ...]] = []
     walk(func.body, (s_tir.SBlock, lambda b: found.append(
-        tuple(int(v) for v in b.annotations[MARK])) if MARK in b.annotations else None))
+        tuple(int(v) for v in b.annotations[mark])) if mark in b.annotations else None))
     return found[0] if found else None
 
 
-def plain(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+def plain(func: tirx.PrimFunc, mark: str = MARK) -> tirx.PrimFunc | None:
     """The function of the same blocks without a schedule, each in a loop for each of its iterators; None where blocks
     stand in blocks."""
     found: list[s_tir.SBlock] = []
@@ -274,7 +292,7 @@ def plain(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     blocks, root = [b for b in found if b.iter_vars], func.body
     if not isinstance(root, s_tir.SBlockRealize) or len(blocks) + 1 != len(found):
         return None
-    nests = [_nest(block) for block in _in_order(blocks)]
+    nests = [_nest(block, mark) for block in _in_order(blocks)]
     held = s_tir.SBlock([], [], [], "root", nests[0] if len(nests) == 1 else tirx.SeqStmt(nests),
                         alloc_buffers=list(root.block.alloc_buffers))
     return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), held))
@@ -293,9 +311,9 @@ def _in_order(blocks: Sequence[s_tir.SBlock]) -> list[s_tir.SBlock]:
     return done
 
 
-def _nest(block: s_tir.SBlock) -> tirx.Stmt:
+def _nest(block: s_tir.SBlock, mark: str) -> tirx.Stmt:
     variables = [tirx.Var(f"i{n}", v.var.ty.dtype) for n, v in enumerate(block.iter_vars)]
-    kept = {key: value for key, value in block.annotations.items() if key != MARK}
+    kept = {key: value for key, value in block.annotations.items() if key != mark}
     bare = s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
                         block.alloc_buffers, block.match_buffers, kept)
     nest: Any = s_tir.SBlockRealize(variables, tirx.const(True, "bool"), bare)

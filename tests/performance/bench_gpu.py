@@ -65,12 +65,16 @@ CONVOLUTIONS = (
     (32, 3, 224, 64, 7, 2), (32, 64, 56, 64, 3, 1), (32, 256, 56, 128, 1, 1), (32, 128, 28, 128, 3, 1),
     (32, 256, 14, 256, 3, 1), (32, 1024, 14, 2048, 1, 2), (32, 512, 7, 512, 3, 1), (1, 256, 14, 256, 3, 1),
 )
+#: rows, columns and terms of products with weights of 4 bits in blocks of 32: LLaMA's, decoding and prefilling
+FEW_BITS = tuple((m, n, 4096) for n in (4096, 11008) for m in (1, 16, 512))
 #: types of products, and the architecture, that are timed on ``mma.sync`` whatever the GPU has beside it
 _BY_MMA = (("bfloat16", "sm_80"), ("float16", "sm_80"))
 #: models and their batches, in float16
 MODELS = (("resnet50", 1), ("resnet50", 32), ("bert_base", 1), ("bert_base", 16), ("gpt2_small", 1))
 #: largest error that a result may have, relative to the largest value of the reference; of whole models ten times that
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
+#: numbers of packed weights that have a scale
+_BLOCK = 32
 #: rows of a product that memory bounds
 _FEW = 16
 #: bytes that the copy reads and writes, beyond what any cache holds
@@ -131,6 +135,8 @@ class Case:
 
         if self.shape is None:
             return self.network().onnx()
+        if self.kind == "few_bits":
+            return _packed_product(self.name, self.shape, dtype or self.dtype)
         kinds = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
         operator, attributes, inputs, result = self._node()
         kind = kinds[dtype or self.dtype]
@@ -152,7 +158,7 @@ class Case:
     def _node(self) -> tuple[str, dict[str, Any], dict[str, tuple[int, ...]], tuple[int, ...]]:
         """The operator, its attributes, the shapes of its inputs, and of its result."""
         assert self.shape is not None
-        if self.kind == "product":
+        if self.kind in ("product", "few_bits"):
             m, n, k = self.shape
             return "MatMul", {}, {"a": (m, k), "b": (k, n)}, (m, n)
         if self.kind == "attention":
@@ -185,10 +191,29 @@ class Case:
         else:
             terms = prod(self.shape)
         rates = {"tflops": 2e-12 * terms / seconds}
-        if self.kind == "product" and self.shape[0] <= _FEW:
-            bytes_moved = (prod(result) + sum(map(prod, inputs.values()))) * (4 if self.dtype == "float32" else 2)
-            rates["gigabytes"] = 1e-9 * bytes_moved / seconds
+        if self.kind in ("product", "few_bits") and self.shape[0] <= _FEW:
+            size = 4 if self.dtype == "float32" else 2
+            weights = prod(inputs["b"]) * (size if self.kind == "product" else 0.5 + size / _BLOCK)
+            rates["gigabytes"] = 1e-9 * ((prod(result) + prod(inputs["a"])) * size + weights) / seconds
         return rates
+
+
+def _packed_product(name: str, shape: tuple[int, ...], dtype: str) -> onnx.ModelProto:
+    """A product with random weights of 4 bits whose scales float16 holds, in whichever type."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    kind = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
+    packed = rng.integers(0, 256, (n, k // _BLOCK, _BLOCK // 2), dtype=np.uint8)
+    scales = rng.uniform(0.002, 0.006, (n, k // _BLOCK)).astype(np.float16).astype(dtype)
+    node = helper.make_node("MatMulNBits", ["a", "b", "scales"], ["result"], domain="com.microsoft", K=k, N=n, bits=4,
+                            block_size=_BLOCK)
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, shape in (("a", (m, k)), ("result", (m, n)))]
+    graph = helper.make_graph([node], name, values[:1], values[1:], [
+        numpy_helper.from_array(packed, "b"), numpy_helper.from_array(scales, "scales")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def own_target() -> str:
@@ -216,8 +241,8 @@ def cases(
         for m, n, k in products:
             yield Case(f"{m}x{n}x{k}-{dtype}{f'-{arch}' if arch else ''}", dtype, (m, n, k), arch=arch)
     others: dict[str, tuple[Sequence[tuple[int, ...]], str]] = {
-        "attention": (ATTENTIONS, "float16"), "convolution": (CONVOLUTIONS, "float16"), "softmax": (ROWS, "float32"),
-        "layer_norm": (ROWS, "float32"),
+        "few_bits": (FEW_BITS, "float16"), "attention": (ATTENTIONS, "float16"),
+        "convolution": (CONVOLUTIONS, "float16"), "softmax": (ROWS, "float32"), "layer_norm": (ROWS, "float32"),
     }
     for kind, (shapes, dtype) in others.items():
         for shape in shapes:
@@ -417,7 +442,7 @@ def _torch(case: Case) -> float | None:
 
     def run(*xs: Any) -> Any:
         functional = torch.nn.functional
-        if case.kind == "product":
+        if case.kind in ("product", "few_bits"):  # no kernel of its own takes packed weights: what they would cost
             return torch.matmul(*xs)
         if case.kind == "attention":
             return functional.scaled_dot_product_attention(*xs, is_causal=bool(attributes["is_causal"]))

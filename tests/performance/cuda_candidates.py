@@ -33,8 +33,10 @@ from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import attention_case
 from mlc.testing.cuda_cases import epilogue_case, product_case
+from mlc.testing.cuda_few_bits import PackedProduct
 from mlc.testing.cuda_images import Image
 from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
+from schedules.cuda.few_bits import FewBitsProduct
 from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.machine import gpu_of
@@ -119,9 +121,20 @@ def _warpgroup_attention(rng: random.Random) -> Drawn:
     return case, WarpgroupAttention(), dtype, ("HGMMA", "UTMALDG")
 
 
+def _few_bits(rng: random.Random) -> Drawn:
+    """Few rows by packed weights, whose words are fetched as 16 bytes."""
+    dtype = rng.choice(("float16", "bfloat16", "float32"))
+    product = PackedProduct(
+        rng.choice((1, 1, 2, 4, 8, 16, 24, 32, 64, 128)), rng.choice((1024, 4096, 4104, 11008, 14336)),
+        rng.choice((1024, 4096, 4100, 11008)), rng.choice((2, 4, 4, 8)), rng.choice((16, 32, 64, 128, 256, 1 << 20)),
+        dtype, rng.choice(("", "whole")), rng.choice((dtype, "float32")), rng.random() < 0.5)
+    return product.case(), FewBitsProduct(), dtype, (_OPCODES[dtype], "LDG.E.128")
+
+
 SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
     "cuda.mma": (_product, ("sm_80", "sm_90a")),
     "cuda.wgmma": (_warpgroup_product, ("sm_90a",)),
+    "cuda.few_bits": (_few_bits, ("sm_80", "sm_90a")),
     "cuda.attention": (_attention, ("sm_80", "sm_90a")),
     "cuda.attention_wgmma": (_warpgroup_attention, ("sm_90a",)),
 }

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import tvm
@@ -38,8 +39,10 @@ from mlc.graph.kernels.lookup import CODES, dense_lookup, has_lookup, pack_codes
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
+from mlc.graph.precision.weight_only_gpu import activations, multiplied, multiplied_as, packing_of, uncast
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
+from schedules.cuda.packed import Packing
 
 __all__ = ["WeightOnlyProducts"]
 
@@ -85,14 +88,51 @@ _ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range, 4)
 _Bound = Mapping[relax.Var, relax.Expr]
 
 
-def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
-    """Module pass: products of float32 with constants of 2, 4 or 8 bits read the integers."""
+def WeightOnlyProducts(
+    target: Target, options: CompileOptions = DEFAULT_OPTIONS, *, converted: bool = False
+) -> tvm.transform.Pass:
+    """Module pass: products of float32 with constants of 2, 4 or 8 bits read the integers.
+
+    ``converted``: on a GPU, only those of activations that the model converts from 16 bits."""
 
     @tvm.transform.module_pass(opt_level=0, name="WeightOnlyProducts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _changed(mod, target, options)
+        return _changed(mod, target, options) if target.kind == "llvm" else _changed_for_gpu(
+            mod, options, converted)
 
     return run
+
+
+def _changed_for_gpu(mod: tvm.IRModule, options: CompileOptions, converted: bool) -> tvm.IRModule:
+    bound = {binding.var: binding.value for binding in bindings(mod["main"])}
+    packed: dict[relax.Var, tuple[relax.Expr, relax.Call | None, _Weight, Packing, str]] = {}
+    for var, value in bound.items():
+        if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul":
+            continue
+        data, taken = activations(value.args[0], bound)
+        if converted and dtype_of(data) == dtype_of(value.args[0]):
+            continue
+        weight = _of_product(value, bound, uncast(value.args[1], bound))
+        if weight is None or weight.table is not None:
+            continue
+        packing = packing_of(weight.integers, _bits(weight), weight.block[0])
+        dtype = multiplied_as(data, weight, _bits(weight), options)
+        if packing is not None and dtype is not None:
+            packed[var] = data, taken, weight, packing, dtype
+    if not packed:
+        return mod
+
+    def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        if var not in packed:
+            return value
+        data, taken, weight, packing, dtype = packed[var]
+        data = image.get(data, data)
+        if taken is not None:
+            data = builder.emit(op.take(data, image.get(taken.args[1], taken.args[1]), axis=taken.attrs.axis))
+        return multiplied(builder, data, shape_of(var), weight, packing, dtype)
+
+    image: dict[Any, relax.Expr] = {param: param for param in mod["main"].params}
+    return relax.transform.DeadCodeElimination()(rebuilt(mod, bound, change, image=image))
 
 
 def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.IRModule:
@@ -170,14 +210,15 @@ def _fits(integers: np.ndarray, bits: int) -> bool:
     return bool(-(1 << (bits - 1)) <= integers.min() and integers.max() < 1 << (bits - 1))
 
 
-def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
-    """The weight ``[K, N]`` that a product of float32 multiplies by, with a scale for each column in blocks of rows."""
+def _of_product(value: relax.Expr, bound: _Bound, made: relax.Expr | None = None) -> _Weight | None:
+    """The weight ``[K, N]`` that a product of float32 multiplies by, with a scale for each column in blocks of rows.
+    ``made`` is what the weight is converted from where that does not matter."""
     if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul" or dtype_of(value) != "float32":
         return None
     data, weight = value.args
     if not len(shape_of(data)) >= 2 or len(shape_of(weight)) != 2 or not all(shape_of(weight)):
         return None
-    found = _weight(weight, bound)
+    found = _weight(weight if made is None else made, bound)
     if found is None or found.block[1] != 1 or found.order[1] is not None:
         return None
     if found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):

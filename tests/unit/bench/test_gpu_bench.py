@@ -38,7 +38,7 @@ def test_products_are_built_checked_and_timed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "shape", "dtype"), [
     ("softmax", (5, 24), "float32"), ("layer_norm", (5, 24), "float32"), ("attention", (1, 2, 9, 9, 8, 1), "float16"),
-    ("convolution", (1, 4, 9, 6, 3, 2), "float16"),
+    ("convolution", (1, 4, 9, 6, 3, 2), "float16"), ("few_bits", (3, 40, 64), "float16"),
 ])
 def test_kernels_are_compared_with_the_same_in_float32(
     tmp_path: Path, kind: str, shape: tuple[int, ...], dtype: str
