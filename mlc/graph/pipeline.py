@@ -94,6 +94,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         LowerRecurrent(target),
         transform.CanonicalizeBindings(),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
+        precision.DynamicQuantisation(target),
         precision.Quantisation(target, options, (simplify.LiftToImages, simplify.SliceVolumes)),
         *((precision.WeightOnlyProducts(target, options),) if target.kind == "llvm" else ()),
         Simplify,

@@ -85,10 +85,10 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     found = leaves(sch)
     if not uniform(leaf.info for leaf in found):
         return None
-    found = inline_injective(sch, found)
-    if len(found) < 2 or found[-1].info.kind != "injective" or found[-1].intermediate:
+    parts = _row_parts(inline_injective(sch, found))
+    if parts is None:
         return None
-    *stages, last = found
+    stages, each, last = parts
     if not all(s.info.kind == "reduction" and s.intermediate and own_order(s.info) for s in stages):
         return None
     results = _results_in(last, stages)
@@ -100,8 +100,30 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     # each stage must describe the same rows, or one block would compute another's statistics again
     if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
-    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in found),
+    if not all(leaf.info.elements == count and _of_own_row(leaf, stages) for leaf in each):
+        return None
+    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in (*stages, last)),
                      len(stages))
+
+
+def _row_parts(found: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf], Leaf] | None:
+    """The reductions, the results that have an element for each row, and the result of whole rows."""
+    results = [leaf for leaf in found if leaf.info.kind == "injective" and not leaf.intermediate]
+    stages = [leaf for leaf in found if leaf not in results]
+    if not stages or not results:
+        return None
+    last = max(results, key=lambda leaf: leaf.info.elements)
+    return stages, [leaf for leaf in results if leaf is not last], last
+
+
+def _of_own_row(leaf: Leaf, stages: Sequence[Leaf]) -> bool:
+    """Whether an element is made of what the stages make of its own row alone."""
+    results = _results_in(leaf, stages)
+    own = all(len(load.indices) == len(leaf.info.variables) and all(
+        variable.same_as(index) or (extent == 1 and isinstance(index, tirx.IntImm))
+        for variable, extent, index in zip(leaf.info.variables, leaf.info.extents, load.indices, strict=True))
+        for load in results)
+    return own and len(results) == len(loads(leaf.info.block.body))
 
 
 def _along_rows(leaf: Leaf) -> int:
@@ -175,12 +197,15 @@ class Rows(CudaSpace):
             raise InvalidDecision("the function must reduce rows and use the results in one elementwise stage")
         threads, vector, unroll = pick("threads"), pick("vector"), pick("unroll")
         require(shape.vector % vector == 0, f"{shape.vector} neighbours of a row may be accessed at once, got {vector}")
-        *stages, last = inline_injective(sch, leaves(sch))
+        parts = _row_parts(inline_injective(sch, leaves(sch)))
+        assert parts is not None, "what has a shape has parts"
+        stages, each, last = parts
         loops = sch.get_loops(last.rv)
         rows = [loops[i] for i in shape.row_loops] or [sch.add_unit_loop(loops[0])]
         columns = [loop for i, loop in enumerate(loops) if i not in shape.row_loops]
         sch.reorder(*rows, *columns)
         row, column = sch.fuse(*rows), sch.fuse(*columns)
+        row = _with_row_results(sch, row, each, threads)
         sch.bind(row, "blockIdx.x")
         if vector > 1:
             sch.vectorize(_spread(sch, column, threads, unroll, vector))
@@ -198,6 +223,17 @@ class Rows(CudaSpace):
             else:
                 _spread(sch, sch.fuse(*reducing), threads, unroll)
         require_joined(sch)
+
+
+def _with_row_results(sch: s_tir.Schedule, row: Any, each: Sequence[Leaf], threads: int) -> Any:
+    """Store what has an element for each row in the loop over rows, by the first of a block's threads."""
+    for leaf in each:
+        own = sch.fuse(*sch.get_loops(leaf.rv)) if sch.get_loops(leaf.rv) else sch.add_unit_loop(leaf.rv)
+        alone = sch.add_unit_loop(leaf.rv)
+        row = sch.merge(row, own)
+        _, thread = sch.split(alone, [None, threads])
+        sch.bind(thread, "threadIdx.x")
+    return row
 
 
 def _row_kernel(shape: _RowShape, decisions: Decisions) -> RowKernel:

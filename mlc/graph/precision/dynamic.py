@@ -1,0 +1,194 @@
+"""Activations quantised by their own range at run time, and products of their bytes, on GPUs.
+
+====================================================  ========================================================
+before                                                after
+====================================================  ========================================================
+``quantize(x, scale, zero)`` with both made of        ``quantised(x, extremes(x))``, two kernels, to int8
+``min(x)`` and ``max(x)`` (``DynamicQuantizeLinear``)
+``matmul(x: uint8, W: int8) -> int32``                ``matmul(x - 128: int8, W) + 128 * sum(W)``, and
+                                                      convolutions without a border
+``y - (zero * c: [1, N])``                            ``y - (zero * c: [N])``
+====================================================  ========================================================
+
+Every rule is bit-exact but for one rounding: ONNX divides the range by 255, which is done here as it says. Scales and
+zero points stay on the device, single elements of what the kernel that quantises writes for each of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.ir.constants import array_of, constant, scalar_of
+from mlc.graph.ir.patterns import BROADCAST
+from mlc.graph.ir.rewrite import Rules, Scope, bindings, builder_of, dtype_of, op_name, rebuilt, rewrite, shape_of
+from mlc.graph.kernels.dynamic import extremes, first, gathered, quantised
+from mlc.graph.precision.integer_gpu import on_tensor_cores
+from mlc.target import Target
+
+__all__ = ["DynamicQuantisation"]
+
+#: how far int8 lies below uint8
+_HALF = 128
+#: rows whose extremes each row of the kernel that quantises puts together, at most
+_MOST_PARTS = 512
+#: what the importer makes of the range, ``x`` being what is quantised
+_LEAST = "minimum(min(x),0)"
+_EXTENT = f"subtract(maximum(max(x),0),{_LEAST})"
+_SCALE = f"divide(where(equal({_EXTENT},0),1,{_EXTENT}),255)"
+_ZERO = f"astype(round(minimum(maximum(divide(negative({_LEAST}),{_SCALE}),0),255)))"
+
+
+def DynamicQuantisation(target: Target) -> tvm.transform.Pass:
+    """Module pass: on GPUs, quantising by the range of what is quantised fills the GPU, and products of bytes take
+    signed ones, as tensor cores do."""
+    rules: Rules = {"relax.matmul": (_signed_matmul(target),), "relax.nn.conv2d": (_signed_convolution(target),),
+                    "relax.subtract": (_row,)}
+
+    @tvm.transform.module_pass(opt_level=0, name="DynamicQuantisation")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return rewrite(_with_kernels(mod), rules) if target.kind == "cuda" else mod
+
+    return run
+
+
+def _with_kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    bound = {b.var: b.value for b in bindings(mod["main"])}
+    scales: dict[relax.Var, relax.Expr] = {}
+    zeros: dict[relax.Var, relax.Var] = {}
+    results: dict[relax.Var, relax.Var] = {}
+    for var, value in bound.items():
+        if isinstance(value, relax.Call) and op_name(value) == "relax.quantize" and _is_dynamic(value, bound):
+            x, scale, zero = value.args
+            scales[scale], zeros[zero], results[var] = x, scale, scale
+    if not results:
+        return mod
+    image: dict[relax.Var, relax.Expr] = {param: param for param in mod["main"].params}
+    made: dict[relax.Var, tuple[relax.Expr, relax.Expr]] = {}
+
+    def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        if var in scales:
+            data, scale, zero = _quantised(builder, image[scales[var]])
+            made[var] = data, zero
+            return scale
+        if var in zeros:
+            moved = op.add(made[zeros[var]][1], constant(np.array(_HALF, "int32")))
+            return op.astype(builder.emit(moved), "uint8")
+        if var in results:
+            wide = builder.emit(op.astype(made[results[var]][0], "int16"))
+            return op.astype(builder.emit(op.add(wide, constant(np.array(_HALF, "int16")))), "uint8")
+        return value
+
+    return rebuilt(mod, bound, change, image=image)
+
+
+def _is_dynamic(call: relax.Call, bound: Mapping[relax.Var, relax.Expr]) -> bool:
+    """Whether ``DynamicQuantizeLinear`` was imported as this ``quantize``."""
+    x, scale, zero = call.args
+    if not all(isinstance(each, relax.Var) for each in call.args) or dtype_of(call) != "uint8":
+        return False
+    known = all(isinstance(extent, int) for extent in shape_of(x))
+    return known and prod(shape_of(x)) > 0 and len(shape_of(x)) > 0 and (
+        _text(scale, x, bound) == _SCALE and _text(zero, x, bound) == _ZERO)
+
+
+def _text(expr: relax.Expr, x: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> str:
+    """The expression as operators of ``x`` and numbers; scalars alone, but for ``x``."""
+    if expr.same_as(x):
+        return "x"
+    value, number = bound.get(expr, expr), scalar_of(expr)
+    if number is not None:
+        return f"{number:g}"
+    if not isinstance(value, relax.Call) or shape_of(value):
+        return "?"
+    parts = [_text(arg, x, bound) for arg in value.args if isinstance(arg.ty, relax.TensorType)]
+    return f"{op_name(value).removeprefix('relax.')}({','.join(parts)})"
+
+
+def _quantised(builder: relax.BlockBuilder, x: relax.Expr) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+    """int8 of the shape of ``x``, its scale and its zero point, which lies between those of int8."""
+    shape = shape_of(x)
+    counts = [prod(shape[:axes]) for axes in range(len(shape))]
+    rows = max((axes for axes, count in enumerate(counts) if count <= _MOST_PARTS), default=0)
+    if counts[rows] * _MOST_PARTS < counts[-1]:  # few long rows would leave most of a GPU idle
+        rows = len(shape) - 1
+    parts = builder.emit(builder.call_te(extremes, x, rows, primfunc_name_hint="extremes"))
+    while shape_of(parts)[1] > _MOST_PARTS:
+        count = shape_of(parts)[1]
+        groups = next(g for g in range(min(_MOST_PARTS, count // 2), 0, -1) if count % g == 0)
+        parts = builder.emit(builder.call_te(gathered, parts, groups, primfunc_name_hint="extremes"))
+    made = builder.emit(builder.call_te(quantised, x, parts, rows, primfunc_name_hint="dynamic_quantize"))
+    data, scale, zero = (builder.emit(relax.TupleGetItem(made, i)) for i in range(3))
+    single = [builder.emit(builder.call_te(first, each, primfunc_name_hint="first",
+                                           primfunc_attrs={"op_pattern": BROADCAST})) for each in (scale, zero)]
+    return data, single[0], single[1]
+
+
+def _signed(expr: relax.Expr, scope: Scope) -> relax.Expr | None:
+    """What ``expr`` is moved up from to uint8, by 128."""
+    cast = scope.call(expr, "astype")
+    moved = scope.call(cast.args[0], "add") if cast is not None else None
+    wide = scope.call(moved.args[0], "astype") if moved is not None else None
+    if wide is None or moved is None or scalar_of(moved.args[1]) != _HALF or dtype_of(wide.args[0]) != "int8":
+        return None
+    return wide.args[0] if dtype_of(wide) == "int16" else None
+
+
+def _moved(call: relax.Call, scope: Scope, worth: bool) -> relax.Expr | None:
+    """The data of a product of uint8 with int8, as int8; where it must be made of uint8, only if that is ``worth``
+    a kernel."""
+    if dtype_of(call) != "int32" or [dtype_of(arg) for arg in call.args] != ["uint8", "int8"]:
+        return None
+    found = _signed(call.args[0], scope)
+    if found is not None or not worth:
+        return found
+    wide = scope.emit(op.astype(call.args[0], "int16"))
+    return scope.emit(op.astype(scope.emit(op.subtract(wide, constant(np.array(_HALF, "int16")))), "int8"))
+
+
+def _signed_matmul(target: Target):  # type: ignore[no-untyped-def]
+    takes = on_tensor_cores(target)
+
+    def rule(call: relax.Call, scope: Scope) -> relax.Expr | None:
+        weight = array_of(call.args[1])
+        if weight is None or weight.ndim != 2:
+            return None
+        data = _moved(call, scope, takes(call))
+        if data is None:
+            return None
+        total = scope.emit(op.matmul(data, call.args[1], out_dtype="int32"))
+        return op.add(total, constant(_HALF * weight.sum(axis=0, dtype=np.int32)))
+
+    return rule
+
+
+def _signed_convolution(target: Target):  # type: ignore[no-untyped-def]
+    takes = on_tensor_cores(target)
+
+    def rule(call: relax.Call, scope: Scope) -> relax.Expr | None:
+        weight, attrs = array_of(call.args[1]), call.attrs
+        plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and not any(map(int, attrs.padding))
+        if weight is None or not plain:
+            return None
+        data = _moved(call, scope, takes(call))
+        if data is None:
+            return None
+        total = scope.emit(relax.Call(call.op, [data, call.args[1]], attrs, call.ty_args))
+        return op.add(total, constant(_HALF * weight.sum(axis=(1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1)))
+
+    return rule
+
+
+def _row(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``y - (zero * c: [1, N]) --> y - (zero * c: [N])``: no reshape stands between the product and the sum where the
+    rows of ``y`` become those of a matrix."""
+    times, rank = scope.call(call.args[1], "multiply"), len(shape_of(call.args[0]))
+    row = array_of(times.args[1]) if times is not None else None
+    if times is None or row is None or row.ndim != 2 or row.shape[0] != 1 or rank < 2 or shape_of(times.args[0]):
+        return None
+    return op.subtract(call.args[0], scope.emit(op.multiply(times.args[0], constant(row.reshape(-1)))))
