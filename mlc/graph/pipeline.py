@@ -25,6 +25,7 @@ from mlc.graph.layout.packing import PackWeights
 from mlc.graph.layout.turned import TurnWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
+from mlc.graph.lowering.extremes import JoinExtremes
 from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
 from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
@@ -122,6 +123,7 @@ def lowering(
         simplify.MergeMovement,
         LowerInnerReshapes,
         JoinDequantised,
+        JoinExtremes,
         DispatchSortScan(),
         Legalise(target),
         precision.AllowTensorFloat(options),

@@ -100,7 +100,7 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     # each stage must describe the same rows, or one block would compute another's statistics again
     if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
-    if not all(leaf.info.elements == count and _of_own_row(leaf, stages) for leaf in each):
+    if not all(_of_own_row(leaf, stages, count) for leaf in each):
         return None
     return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in (*stages, last)),
                      len(stages))
@@ -116,14 +116,23 @@ def _row_parts(found: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf], Leaf] | N
     return stages, [leaf for leaf in results if leaf is not last], last
 
 
-def _of_own_row(leaf: Leaf, stages: Sequence[Leaf]) -> bool:
-    """Whether an element is made of what the stages make of its own row alone."""
-    results = _results_in(leaf, stages)
-    own = all(len(load.indices) == len(leaf.info.variables) and all(
-        variable.same_as(index) or (extent == 1 and isinstance(index, tirx.IntImm))
-        for variable, extent, index in zip(leaf.info.variables, leaf.info.extents, load.indices, strict=True))
-        for load in results)
-    return own and len(results) == len(loads(leaf.info.block.body))
+def _of_own_row(leaf: Leaf, stages: Sequence[Leaf], rows: int) -> bool:
+    """Whether the first axes of a result number the rows, and each element is made of what the stages make of its own
+    row alone."""
+    results, axes = _results_in(leaf, stages), _row_axes(leaf, rows)
+    variables = [v for v, extent in zip(leaf.info.variables[:axes], leaf.info.extents, strict=False) if extent > 1]
+
+    def own(load: TensorLoad) -> bool:
+        moving = [i for i, size in zip(load.indices, load.source.shape, strict=True) if int(size) > 1]
+        return len(moving) == len(variables) and all(v.same_as(i) for v, i in zip(variables, moving, strict=True))
+
+    return axes is not None and len(results) == len(loads(leaf.info.block.body)) and all(map(own, results))
+
+
+def _row_axes(leaf: Leaf, rows: int) -> int | None:
+    """How many of a result's first axes number so many rows."""
+    extents = leaf.info.extents
+    return next((axes for axes in range(len(extents) + 1) if prod(extents[:axes]) == rows), None)
 
 
 def _along_rows(leaf: Leaf) -> int:
@@ -205,7 +214,7 @@ class Rows(CudaSpace):
         columns = [loop for i, loop in enumerate(loops) if i not in shape.row_loops]
         sch.reorder(*rows, *columns)
         row, column = sch.fuse(*rows), sch.fuse(*columns)
-        row = _with_row_results(sch, row, each, threads)
+        row = _with_row_results(sch, row, each, shape.rows, threads)
         sch.bind(row, "blockIdx.x")
         if vector > 1:
             sch.vectorize(_spread(sch, column, threads, unroll, vector))
@@ -225,13 +234,13 @@ class Rows(CudaSpace):
         require_joined(sch)
 
 
-def _with_row_results(sch: s_tir.Schedule, row: Any, each: Sequence[Leaf], threads: int) -> Any:
-    """Store what has an element for each row in the loop over rows, by the first of a block's threads."""
+def _with_row_results(sch: s_tir.Schedule, row: Any, each: Sequence[Leaf], rows: int, threads: int) -> Any:
+    """Store what has few elements for each row in the loop over rows, by the first of a block's threads."""
     for leaf in each:
-        own = sch.fuse(*sch.get_loops(leaf.rv)) if sch.get_loops(leaf.rv) else sch.add_unit_loop(leaf.rv)
-        alone = sch.add_unit_loop(leaf.rv)
-        row = sch.merge(row, own)
-        _, thread = sch.split(alone, [None, threads])
+        axes, loops = _row_axes(leaf, rows), sch.get_loops(leaf.rv)
+        inner = sch.fuse(*loops[axes:]) if loops[axes:] else sch.add_unit_loop(leaf.rv)
+        row = sch.merge(row, sch.fuse(*loops[:axes]) if loops[:axes] else sch.add_unit_loop(inner))
+        _, thread = sch.split(inner, [None, threads])
         sch.bind(thread, "threadIdx.x")
     return row
 

@@ -27,7 +27,8 @@ from tvm.relax import op
 from mlc.graph.ir.constants import array_of, constant, scalar_of
 from mlc.graph.ir.patterns import BROADCAST
 from mlc.graph.ir.rewrite import Rules, Scope, bindings, builder_of, dtype_of, op_name, rebuilt, rewrite, shape_of
-from mlc.graph.kernels.dynamic import extremes, first, gathered, quantised
+from mlc.graph.kernels.dynamic import EXTREMES, extremes, first, quantised
+from mlc.graph.lowering.extremes import is_normalised
 from mlc.graph.precision.integer_gpu import on_tensor_cores
 from mlc.target import Target
 
@@ -35,8 +36,10 @@ __all__ = ["DynamicQuantisation"]
 
 #: how far int8 lies below uint8
 _HALF = 128
-#: rows whose extremes each row of the kernel that quantises puts together, at most
-_MOST_PARTS = 512
+#: rows that an activation is seen as, each of which reads the extremes of all, and the columns they have at least
+_MOST_ROWS, _LEAST_COLUMNS = 512, 256
+#: elements that one block of threads finds the extremes of and quantises
+_ONE_BLOCK = 8192
 #: what the importer makes of the range, ``x`` being what is quantised
 _LEAST = "minimum(min(x),0)"
 _EXTENT = f"subtract(maximum(max(x),0),{_LEAST})"
@@ -73,7 +76,7 @@ def _with_kernels(mod: tvm.IRModule) -> tvm.IRModule:
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if var in scales:
-            data, scale, zero = _quantised(builder, image[scales[var]])
+            data, scale, zero = _quantised(builder, image[scales[var]], var.name)
             made[var] = data, zero
             return scale
         if var in zeros:
@@ -110,23 +113,37 @@ def _text(expr: relax.Expr, x: relax.Expr, bound: Mapping[relax.Var, relax.Expr]
     return f"{op_name(value).removeprefix('relax.')}({','.join(parts)})"
 
 
-def _quantised(builder: relax.BlockBuilder, x: relax.Expr) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
-    """int8 of the shape of ``x``, its scale and its zero point, which lies between those of int8."""
-    shape = shape_of(x)
-    counts = [prod(shape[:axes]) for axes in range(len(shape))]
-    rows = max((axes for axes, count in enumerate(counts) if count <= _MOST_PARTS), default=0)
-    if counts[rows] * _MOST_PARTS < counts[-1]:  # few long rows would leave most of a GPU idle
-        rows = len(shape) - 1
-    parts = builder.emit(builder.call_te(extremes, x, rows, primfunc_name_hint="extremes"))
-    while shape_of(parts)[1] > _MOST_PARTS:
-        count = shape_of(parts)[1]
-        groups = next(g for g in range(min(_MOST_PARTS, count // 2), 0, -1) if count % g == 0)
-        parts = builder.emit(builder.call_te(gathered, parts, groups, primfunc_name_hint="extremes"))
-    made = builder.emit(builder.call_te(quantised, x, parts, rows, primfunc_name_hint="dynamic_quantize"))
-    data, scale, zero = (builder.emit(relax.TupleGetItem(made, i)) for i in range(3))
-    single = [builder.emit(builder.call_te(first, each, primfunc_name_hint="first",
-                                           primfunc_attrs={"op_pattern": BROADCAST})) for each in (scale, zero)]
-    return data, single[0], single[1]
+def _quantised(
+    builder: relax.BlockBuilder, x: relax.Expr, name: str
+) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+    """int8 of the shape of ``x``, its scale and its zero point of int32, which int8 can hold, bound by ``name``."""
+    def emit(value: relax.Expr) -> relax.Expr:
+        return builder.emit(value, name)
+
+    size = prod(shape_of(x))
+    rows = _rows(size)
+    matrix = emit(op.reshape(x, (rows, size // rows)))
+    parts = None
+    if rows > 1:
+        columns = shape_of(x)[-1]
+        normal = is_normalised(builder.lookup_binding(x)) and size // columns <= _MOST_ROWS
+        of = emit(op.reshape(x, (size // columns, columns))) if normal else matrix
+        parts = emit(builder.call_te(extremes, of, primfunc_name_hint=EXTREMES))
+    made = emit(builder.call_te(quantised, matrix, parts, primfunc_name_hint="dynamic_quantize"))
+    data, *each = (emit(relax.TupleGetItem(made, i)) for i in range(3))
+    scale, zero = (emit(builder.call_te(first, rows_of, primfunc_name_hint="first",
+                                        primfunc_attrs={"op_pattern": BROADCAST})) for rows_of in each)
+    return emit(op.reshape(data, shape_of(x))), scale, zero
+
+
+def _rows(size: int) -> int:
+    """How many rows, a block of threads for each, so many elements are dealt out to; one where they are few, or where
+    no number divides them."""
+    if size <= _ONE_BLOCK:
+        return 1
+    fitting = [rows for rows in range(2, _MOST_ROWS + 1) if size % rows == 0 and size // rows >= _LEAST_COLUMNS]
+    vectors = [rows for rows in fitting if size // rows % 4 == 0]
+    return max(vectors or fitting, default=1)
 
 
 def _signed(expr: relax.Expr, scope: Scope) -> relax.Expr | None:
