@@ -43,7 +43,7 @@ def _join(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if var in sources:
-            return op.reshape(extremes[sources[var]], shape_of(value))
+            return op.reshape(extremes[sources[var]], shape_of(var))
         if var not in sources.values():
             return value
         attrs = value.attrs

@@ -125,15 +125,23 @@ def _quantised(
     matrix = emit(op.reshape(x, (rows, size // rows)))
     parts = None
     if rows > 1:
-        columns = shape_of(x)[-1]
-        normal = is_normalised(builder.lookup_binding(x)) and size // columns <= _MOST_ROWS
-        of = emit(op.reshape(x, (size // columns, columns))) if normal else matrix
+        columns = _normalised_columns(builder, x)
+        of = matrix if columns is None or size > columns * _MOST_ROWS else emit(
+            op.reshape(x, (size // columns, columns)))
         parts = emit(builder.call_te(extremes, of, primfunc_name_hint=EXTREMES))
     made = emit(builder.call_te(quantised, matrix, parts, primfunc_name_hint="dynamic_quantize"))
     data, *each = (emit(relax.TupleGetItem(made, i)) for i in range(3))
     scale, zero = (emit(builder.call_te(first, rows_of, primfunc_name_hint="first",
                                         primfunc_attrs={"op_pattern": BROADCAST})) for rows_of in each)
     return emit(op.reshape(data, shape_of(x))), scale, zero
+
+
+def _normalised_columns(builder: relax.BlockBuilder, x: relax.Expr) -> int | None:
+    """The length of the rows that were normalised to make ``x``; None where it is anything else."""
+    value = builder.lookup_binding(x)
+    while isinstance(value, relax.Call) and op_name(value) == "relax.reshape":
+        value = builder.lookup_binding(value.args[0]) if isinstance(value.args[0], relax.Var) else None
+    return shape_of(value)[-1] if is_normalised(value) else None
 
 
 def _rows(size: int) -> int:
