@@ -27,6 +27,7 @@ from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
 from mlc.graph.lowering.extremes import JoinExtremes
 from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
+from mlc.graph.lowering.heads import PlaceHeads
 from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.one_form import WriteSizesAlike
@@ -99,6 +100,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         precision.Quantisation(target, options, (simplify.LiftToImages, simplify.SliceVolumes)),
         *((precision.WeightOnlyProducts(target, options),) if target.kind == "llvm" else ()),
         Simplify,
+        *((simplify.SinkQuantised,) if target.kind == "cuda" else ()),
         simplify.ShareCommon,
     )
 
@@ -121,6 +123,7 @@ def lowering(
         PackWeights(target, options),
         TurnWeights(target),
         simplify.MergeMovement,
+        PlaceHeads(target),
         LowerInnerReshapes,
         JoinDequantised,
         JoinExtremes,
