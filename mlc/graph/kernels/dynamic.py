@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-__all__ = ["EXTREMES", "extremes", "first", "normalised", "quantised"]
+__all__ = ["EXTREMES", "extremes", "first", "normalised", "quantised", "row_sums"]
 
 #: the name of the function that finds :func:`extremes`
 EXTREMES = "extremes"
@@ -77,6 +77,14 @@ def quantised(x: te.Tensor, parts: te.Tensor | None) -> list[te.Tensor]:
     return [te.compute(x.shape, element, name="quantised"),
             te.compute((rows,), scale_of, name="scale"),
             te.compute((rows,), lambda row: zero_of(row).astype("int32") - _HALF, name="zero_point")]
+
+
+def row_sums(x: te.Tensor) -> te.Tensor:
+    """int32 ``[M, 1]``: the sums of the rows of uint8 ``[M, K]`` that int8 ``x`` lies 128 below."""
+    rows, depth = x.shape
+    k = te.reduce_axis((0, depth), name="k")
+    total = te.compute((rows, 1), lambda row, _: te.sum(x[row, k].astype("int32"), axis=k), name="row_sums")
+    return te.compute((rows, 1), lambda *i: total(*i) + _HALF * int(depth), name="moved_sums")
 
 
 def first(rows: te.Tensor) -> te.Tensor:

@@ -126,9 +126,8 @@ def _rows_of(value: relax.Expr) -> Rows | None:
 
 def _takes(expr: relax.Expr, layout: ChannelBlocks) -> bool:
     """Constant images too: what a zero point adds near the border of one."""
-    tensor = tensor_of(expr)
-    image = tensor is not None and len(tensor.shape) == 4 and tensor.shape[0] == 1
-    return takes_operand(expr, layout) or (image and tensor.shape[1] == layout.channels)
+    constant_image = tensor_of(expr) is not None and len(shape_of(expr)) == 4
+    return takes_operand(expr, layout) or (constant_image and shape_of(expr)[:2] == (1, layout.channels))
 
 
 class _Planner(Planner):

@@ -7,6 +7,7 @@ before                                                after
 ``min(x)`` and ``max(x)`` (``DynamicQuantizeLinear``)
 ``matmul(x: uint8, W: int8) -> int32``                ``matmul(x - 128: int8, W) + 128 * sum(W)``, and
                                                       convolutions without a border
+``sum(x: uint8)`` along the rows of such an ``x``     ``sum(x - 128: int8) + 128 * K``
 ``y - (zero * c: [1, N])``                            ``y - (zero * c: [N])``
 ====================================================  ========================================================
 
@@ -26,8 +27,8 @@ from tvm.relax import op
 
 from mlc.graph.ir.constants import array_of, constant, scalar_of
 from mlc.graph.ir.patterns import BROADCAST
-from mlc.graph.ir.rewrite import Rules, Scope, bindings, builder_of, dtype_of, op_name, rebuilt, rewrite, shape_of
-from mlc.graph.kernels.dynamic import EXTREMES, extremes, first, quantised
+from mlc.graph.ir.rewrite import Rules, Scope, bindings, dtype_of, op_name, rebuilt, rewrite, shape_of
+from mlc.graph.kernels.dynamic import EXTREMES, extremes, first, quantised, row_sums
 from mlc.graph.lowering.extremes import is_normalised
 from mlc.graph.precision.integer_gpu import on_tensor_cores
 from mlc.target import Target
@@ -71,6 +72,7 @@ def _with_kernels(mod: tvm.IRModule) -> tvm.IRModule:
             scales[scale], zeros[zero], results[var] = x, scale, scale
     if not results:
         return mod
+    sums = {var: source for var, value in bound.items() if (source := _summed(value, bound)) in results}
     image: dict[relax.Var, relax.Expr] = {param: param for param in mod["main"].params}
     made: dict[relax.Var, tuple[relax.Expr, relax.Expr]] = {}
 
@@ -82,6 +84,10 @@ def _with_kernels(mod: tvm.IRModule) -> tvm.IRModule:
         if var in zeros:
             moved = op.add(made[zeros[var]][1], constant(np.array(_HALF, "int32")))
             return op.astype(builder.emit(moved), "uint8")
+        if var in sums:
+            rows = op.reshape(made[results[sums[var]]][0], (-1, shape_of(sums[var])[-1]))
+            total = builder.call_te(row_sums, builder.emit(rows), primfunc_name_hint="row_sums")
+            return op.reshape(builder.emit(total), shape_of(var))
         if var in results:
             wide = builder.emit(op.astype(made[results[var]][0], "int16"))
             return op.astype(builder.emit(op.add(wide, constant(np.array(_HALF, "int16")))), "uint8")
@@ -98,6 +104,17 @@ def _is_dynamic(call: relax.Call, bound: Mapping[relax.Var, relax.Expr]) -> bool
     known = all(isinstance(extent, int) for extent in shape_of(x))
     return known and prod(shape_of(x)) > 0 and len(shape_of(x)) > 0 and (
         _text(scale, x, bound) == _SCALE and _text(zero, x, bound) == _ZERO)
+
+
+def _summed(value: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr | None:
+    """The bytes whose rows are added up in int32."""
+    if not isinstance(value, relax.Call) or op_name(value) != "relax.sum" or not shape_of(value.args[0]):
+        return None
+    wide, last = bound.get(value.args[0]), len(shape_of(value.args[0])) - 1
+    if not isinstance(wide, relax.Call) or op_name(wide) != "relax.astype" or dtype_of(wide) != "int32":
+        return None
+    axes = value.attrs.axis
+    return wide.args[0] if axes is not None and [int(axis) % (last + 1) for axis in axes] == [last] else None
 
 
 def _text(expr: relax.Expr, x: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> str:

@@ -14,11 +14,11 @@ before                                                      after
 
 ``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for
 all. It moves to a zero point of 0 where int8 holds it then, else, in a product of matrices on CPUs, to int8 with its
-zero points. Where both operands are activations of uint8, the second one, ``r``, becomes int8. Around an
-image is the zero point, but on GPUs, which have zeros for nothing: there the sum of ``W`` is of what lies inside, an
-image of constants. Sums of activations along the ``K`` products are taken at run time, but for zero points that are zero. What is added up is exact in int32.
-So the result is that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every
-step: nearer to what the model says, and after quantising within one step of it.
+zero points. Where both operands are activations of uint8, the second one, ``r``, becomes int8. Sums of activations
+along the ``K`` products are taken at run time, but for zero points that are zero. Around an image is the zero point,
+but on GPUs, where zeros need no copy of the image: there ``sum(W)`` is of what lies inside, an image of constants. What
+is added up is exact in int32. So the result is that of exact arithmetic, rounded three times to float32, where the sum
+in float32 rounds at every step: nearer to what the model says, and after quantising within one step of it.
 """
 
 from __future__ import annotations

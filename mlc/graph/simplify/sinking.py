@@ -153,6 +153,19 @@ def move_after_shared(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return op.reshape(result, shape) if order is None else op.permute_dims(result, order)
 
 
+def reshape_before_outer_product(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``reshape(row * column, [M, N]) --> row * reshape(column, [M, 1])`` for a constant row, which a kernel's epilogue
+    takes in."""
+    product, shape = scope.call(call.args[0], "multiply"), shape_of(call)
+    row = array_of(product.args[0]) if product is not None and len(shape) == 2 else None
+    if product is None or row is None or row.size != shape[1] or not scope.once(call.args[0]):
+        return None
+    column = product.args[1]
+    if row.shape[-1:] != (shape[1],) or shape_of(column)[-1:] != (1,) or math.prod(shape_of(column)) != shape[0]:
+        return None
+    return op.multiply(constant(row.reshape(-1)), scope.emit(op.reshape(column, (shape[0], 1))))
+
+
 def _leaves(expr: relax.Expr, scope: Scope, depth: int) -> list[relax.Expr]:
     """The variables, as often as they occur, that elementwise operators which nothing else uses make ``expr`` of."""
     if is_constant(expr):
@@ -247,4 +260,5 @@ RULES: Rules = {
 
 SinkMovement = rewrite_pass("SinkMovement", RULES)
 SinkQuantised = rewrite_pass("SinkQuantised", {
-    **RULES, **dict.fromkeys(("relax.quantize", "relax.dequantize"), (reshape_after_quantising,))})
+    **RULES, **dict.fromkeys(("relax.quantize", "relax.dequantize"), (reshape_after_quantising,)),
+    "relax.reshape": (*RULES["relax.reshape"], reshape_before_outer_product)})
