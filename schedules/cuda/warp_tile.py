@@ -162,8 +162,11 @@ def across_of(contraction: Contraction) -> tuple[bool, bool]:
 
 def in_panels(tile: WarpTile, contraction: Contraction) -> bool:
     """Whether sums lie in panels on their way to the store: threads that store 16 bytes of 16-bit results take twice as
-    many bytes of sums."""
-    return contraction.result_bits == 16 and contraction.vector_result == PIECE // 2 and tile.split_k == 1
+    many bytes of sums. Of fewer columns than a panel has, TVM would keep no more than these, where whole tiles are
+    stored."""
+    narrow = contraction.size(N) < PANEL
+    return contraction.result_bits == 16 and contraction.vector_result == PIECE // 2 and tile.split_k == 1 and (
+        not narrow)
 
 
 def panel_of(tile: WarpTile, contraction: Contraction) -> int:
