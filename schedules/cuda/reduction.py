@@ -17,7 +17,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call
 
 from schedules.analysis import BlockInfo, loads, op_name, remembered, uses, walk, widest_run
 from schedules.cuda.common import (
@@ -36,6 +36,7 @@ from schedules.cuda.common import (
 )
 from schedules.cuda.memory_time import traffic_of
 from schedules.cuda.reduction_time import ReduceKernel, RowKernel
+from schedules.cuda.row_results import of_own_row, results_in, row_parts, with_row_results
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
@@ -50,11 +51,6 @@ _THREADS, _HELD = (32, 64, 128, 256, 512, 1024), 48
 def _positions(indices: Sequence[Any], leaf: Leaf) -> frozenset[int]:
     """Which iterators of a leaf occur in ``indices``."""
     return frozenset().union(*(uses(index, leaf.info.variables) for index in indices))
-
-
-def _results_in(leaf: Leaf, producers: Sequence[Leaf]) -> list[TensorLoad]:
-    """The loads in ``leaf`` of what ``producers`` write."""
-    return [load for load in loads(leaf.info.block.body) if any(p.writes_to(load.source) for p in producers)]
 
 
 def own_order(info: BlockInfo) -> bool:
@@ -85,13 +81,13 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     found = leaves(sch)
     if not uniform(leaf.info for leaf in found):
         return None
-    parts = _row_parts(inline_injective(sch, found))
+    parts = row_parts(inline_injective(sch, found))
     if parts is None:
         return None
     stages, each, last = parts
     if not all(s.info.kind == "reduction" and s.intermediate and own_order(s.info) for s in stages):
         return None
-    results = _results_in(last, stages)
+    results = results_in(last, stages)
     if not results or not all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices):
         return None
     rows = frozenset().union(*(_positions(load.indices, last) for load in results))
@@ -100,39 +96,10 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     # each stage must describe the same rows, or one block would compute another's statistics again
     if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
-    if not all(_of_own_row(leaf, stages, count) for leaf in each):
+    if not all(of_own_row(leaf, stages, count) for leaf in each):
         return None
     return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in (*stages, last)),
                      len(stages))
-
-
-def _row_parts(found: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf], Leaf] | None:
-    """The reductions, the results that have an element for each row, and the result of whole rows."""
-    results = [leaf for leaf in found if leaf.info.kind == "injective" and not leaf.intermediate]
-    stages = [leaf for leaf in found if leaf not in results]
-    if not stages or not results:
-        return None
-    last = max(results, key=lambda leaf: leaf.info.elements)
-    return stages, [leaf for leaf in results if leaf is not last], last
-
-
-def _of_own_row(leaf: Leaf, stages: Sequence[Leaf], rows: int) -> bool:
-    """Whether the first axes of a result number the rows, and each element is made of what the stages make of its own
-    row alone."""
-    results, axes = _results_in(leaf, stages), _row_axes(leaf, rows)
-    variables = [v for v, extent in zip(leaf.info.variables[:axes], leaf.info.extents, strict=False) if extent > 1]
-
-    def own(load: TensorLoad) -> bool:
-        moving = [i for i, size in zip(load.indices, load.source.shape, strict=True) if int(size) > 1]
-        return len(moving) == len(variables) and all(v.same_as(i) for v, i in zip(variables, moving, strict=True))
-
-    return axes is not None and len(results) == len(loads(leaf.info.block.body)) and all(map(own, results))
-
-
-def _row_axes(leaf: Leaf, rows: int) -> int | None:
-    """How many of a result's first axes number so many rows."""
-    extents = leaf.info.extents
-    return next((axes for axes in range(len(extents) + 1) if prod(extents[:axes]) == rows), None)
 
 
 def _along_rows(leaf: Leaf) -> int:
@@ -206,7 +173,7 @@ class Rows(CudaSpace):
             raise InvalidDecision("the function must reduce rows and use the results in one elementwise stage")
         threads, vector, unroll = pick("threads"), pick("vector"), pick("unroll")
         require(shape.vector % vector == 0, f"{shape.vector} neighbours of a row may be accessed at once, got {vector}")
-        parts = _row_parts(inline_injective(sch, leaves(sch)))
+        parts = row_parts(inline_injective(sch, leaves(sch)))
         assert parts is not None, "what has a shape has parts"
         stages, each, last = parts
         loops = sch.get_loops(last.rv)
@@ -214,7 +181,7 @@ class Rows(CudaSpace):
         columns = [loop for i, loop in enumerate(loops) if i not in shape.row_loops]
         sch.reorder(*rows, *columns)
         row, column = sch.fuse(*rows), sch.fuse(*columns)
-        row = _with_row_results(sch, row, each, shape.rows, threads)
+        row = with_row_results(sch, row, each, shape.rows, threads)
         sch.bind(row, "blockIdx.x")
         if vector > 1:
             sch.vectorize(_spread(sch, column, threads, unroll, vector))
@@ -232,17 +199,6 @@ class Rows(CudaSpace):
             else:
                 _spread(sch, sch.fuse(*reducing), threads, unroll)
         require_joined(sch)
-
-
-def _with_row_results(sch: s_tir.Schedule, row: Any, each: Sequence[Leaf], rows: int, threads: int) -> Any:
-    """Store what has few elements for each row in the loop over rows, by the first of a block's threads."""
-    for leaf in each:
-        axes, loops = _row_axes(leaf, rows), sch.get_loops(leaf.rv)
-        inner = sch.fuse(*loops[axes:]) if loops[axes:] else sch.add_unit_loop(leaf.rv)
-        row = sch.merge(row, sch.fuse(*loops[:axes]) if loops[:axes] else sch.add_unit_loop(inner))
-        _, thread = sch.split(inner, [None, threads])
-        sch.bind(thread, "threadIdx.x")
-    return row
 
 
 def _row_kernel(shape: _RowShape, decisions: Decisions) -> RowKernel:
@@ -334,7 +290,7 @@ def follows(main: Leaf, last: Leaf) -> bool:
     """Whether ``last`` has one point for each result of ``main``, so that both run in the same thread."""
     if last.info.kind != "injective" or last.intermediate or last.info.elements != main.info.outputs:
         return False
-    results = _results_in(last, [main])
+    results = results_in(last, [main])
     plain = all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices)
     needed = {i for i, e in enumerate(last.info.extents) if e > 1}
     return bool(results) and plain and all(needed <= _positions(load.indices, last) for load in results)

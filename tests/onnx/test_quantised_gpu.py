@@ -208,8 +208,9 @@ def test_products_of_bytes(kinds: tuple[str, str], zeros: tuple[int, int]) -> No
             for kind, limits, shape in ((kind, np.iinfo(kind), shape) for kind, shape in zip(
                 kinds, ((2, 20, 96), (96, 72)), strict=True)))
     columns = np.array(rng.integers(0, 100, 72) if zeros[1] else np.zeros(72), kinds[1])
-    model = model_of([helper.make_node("MatMulInteger", ["a", "b", "za", "zb"], ["y"])], {"a": a}, {"y": ("int32", (2, 20, 72))},
-                     {"b": b, "za": np.array(zeros[0], kinds[0]), "zb": columns})
+    node = helper.make_node("MatMulInteger", ["a", "b", "za", "zb"], ["y"])
+    model = model_of([node], {"a": a}, {"y": ("int32", (2, 20, 72))}, {
+        "b": b, "za": np.array(zeros[0], kinds[0]), "zb": columns})
     graph = lowered(model)
     assert spaces(graph)["cuda.mma"] == 1 and "cuda.fallback" not in spaces(graph)
     (found,) = emulated(graph, [a])

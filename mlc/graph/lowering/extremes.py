@@ -9,18 +9,11 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
+from mlc.graph.ir.rewrite import bindings, op_name, rebuilt, shape_of
 from mlc.graph.kernels.dynamic import EXTREMES, normalised
+from mlc.graph.precision.dynamic import is_normalised
 
-__all__ = ["JoinExtremes", "is_normalised"]
-
-
-def is_normalised(value: relax.Expr | None) -> bool:
-    """Whether layer normalisation along the last axis makes the value."""
-    if not isinstance(value, relax.Call) or op_name(value) != "relax.nn.layer_norm" or dtype_of(value) != "float32":
-        return False
-    rank, attrs = len(shape_of(value)), value.attrs
-    return [int(axis) % rank for axis in attrs.axes] == [rank - 1] and bool(attrs.center) and bool(attrs.scale)
+__all__ = ["JoinExtremes"]
 
 
 def _join(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

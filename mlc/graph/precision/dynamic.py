@@ -29,11 +29,10 @@ from mlc.graph.ir.constants import array_of, constant, scalar_of
 from mlc.graph.ir.patterns import BROADCAST
 from mlc.graph.ir.rewrite import Rules, Scope, bindings, dtype_of, op_name, rebuilt, rewrite, shape_of
 from mlc.graph.kernels.dynamic import EXTREMES, extremes, first, quantised, row_sums
-from mlc.graph.lowering.extremes import is_normalised
 from mlc.graph.precision.integer_gpu import on_tensor_cores
 from mlc.target import Target
 
-__all__ = ["DynamicQuantisation"]
+__all__ = ["DynamicQuantisation", "is_normalised"]
 
 #: how far int8 lies below uint8
 _HALF = 128
@@ -151,6 +150,14 @@ def _quantised(
     scale, zero = (emit(builder.call_te(first, rows_of, primfunc_name_hint="first",
                                         primfunc_attrs={"op_pattern": BROADCAST})) for rows_of in each)
     return emit(op.reshape(data, shape_of(x))), scale, zero
+
+
+def is_normalised(value: relax.Expr | None) -> bool:
+    """Whether layer normalisation along the last axis makes the value."""
+    if not isinstance(value, relax.Call) or op_name(value) != "relax.nn.layer_norm" or dtype_of(value) != "float32":
+        return False
+    rank, attrs = len(shape_of(value)), value.attrs
+    return [int(axis) % rank for axis in attrs.axes] == [rank - 1] and bool(attrs.center) and bool(attrs.scale)
 
 
 def _normalised_columns(builder: relax.BlockBuilder, x: relax.Expr) -> int | None:
