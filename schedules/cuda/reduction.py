@@ -375,8 +375,11 @@ class Reduce(CudaSpace):
         sch.compute_at(main.rv, at, preserve_unit_loops=True)
         inner = sch.get_loops(main.rv)[len(sch.get_loops(main.rv)) - len(sch.get(main.rv).iter_vars) :]
         if together > 1:
+            # neighbours first: of several axes as one, an index could not be seen to name one of a thread's
+            *others, last_axis = inner
             vector = shape.at_once(together)
-            outer, inner_thread, lanes = sch.split(sch.fuse(*inner), [None, together, vector])
+            wide, lanes = sch.split(last_axis, [None, vector])
+            outer, inner_thread = sch.split(sch.fuse(*others, wide), [None, together])
             sch.bind(inner_thread, _axis(shape.terms_run))
             if vector > 1:
                 _fetch_vectors(sch, main, lanes)

@@ -184,7 +184,7 @@ def operands_of(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tup
     ):
         transposed = run != K
         # bytes across k are copied one by one. Quantised models have them only where an image is kept plain, at that
-        # price: weights are packed along k, two activations are multiplied as floats, images have channels last
+        # price: weights are packed along k, two activations are multiplied as halves, images have channels last
         if kind.width == 4 and (transposed or not whole_k or contraction.size(role) % block):
             vector = 1 if transposed else min(vector, _GUARDED_BYTES)
         found.append(Operand(side, role, transposed and kind.width < 4, transposed, vector))
