@@ -17,7 +17,7 @@ zero points stay on the device, single elements of what the kernel that quantise
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
@@ -27,7 +27,7 @@ from tvm.relax import op
 
 from mlc.graph.ir.constants import array_of, constant, scalar_of
 from mlc.graph.ir.patterns import BROADCAST
-from mlc.graph.ir.rewrite import Rules, Scope, bindings, dtype_of, op_name, rebuilt, rewrite, shape_of
+from mlc.graph.ir.rewrite import Rule, Rules, Scope, bindings, dtype_of, op_name, rebuilt, rewrite, shape_of
 from mlc.graph.kernels.dynamic import EXTREMES, extremes, first, quantised, row_sums
 from mlc.graph.precision.integer_gpu import on_tensor_cores
 from mlc.target import Target
@@ -50,12 +50,14 @@ _ZERO = f"astype(round(minimum(maximum(divide(negative({_LEAST}),{_SCALE}),0),25
 def DynamicQuantisation(target: Target) -> tvm.transform.Pass:
     """Module pass: on GPUs, quantising by the range of what is quantised fills the GPU, and products of bytes take
     signed ones, as tensor cores do."""
-    rules: Rules = {"relax.matmul": (_signed_matmul(target),), "relax.nn.conv2d": (_signed_convolution(target),),
-                    "relax.subtract": (_row,)}
-
     @tvm.transform.module_pass(opt_level=0, name="DynamicQuantisation")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewrite(_with_kernels(mod), rules) if target.kind == "cuda" else mod
+        if target.kind != "cuda":
+            return mod
+        takes = on_tensor_cores(target)
+        rules: Rules = {"relax.matmul": (_signed_matmul(takes),), "relax.nn.conv2d": (_signed_convolution(takes),),
+                        "relax.subtract": (_row,)}
+        return rewrite(_with_kernels(mod), rules)
 
     return run
 
@@ -200,9 +202,7 @@ def _moved(call: relax.Call, scope: Scope, worth: bool) -> relax.Expr | None:
     return scope.emit(op.astype(scope.emit(op.subtract(wide, constant(np.array(_HALF, "int16")))), "int8"))
 
 
-def _signed_matmul(target: Target):  # type: ignore[no-untyped-def]
-    takes = on_tensor_cores(target)
-
+def _signed_matmul(takes: Callable[[relax.Call], bool]) -> Rule:
     def rule(call: relax.Call, scope: Scope) -> relax.Expr | None:
         weight = array_of(call.args[1])
         if weight is None or weight.ndim != 2:
@@ -216,9 +216,7 @@ def _signed_matmul(target: Target):  # type: ignore[no-untyped-def]
     return rule
 
 
-def _signed_convolution(target: Target):  # type: ignore[no-untyped-def]
-    takes = on_tensor_cores(target)
-
+def _signed_convolution(takes: Callable[[relax.Call], bool]) -> Rule:
     def rule(call: relax.Call, scope: Scope) -> relax.Expr | None:
         weight, attrs = array_of(call.args[1]), call.attrs
         plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and not any(map(int, attrs.padding))
