@@ -24,7 +24,9 @@ from mlc.graph.layout.packing import PackWeights
 from mlc.graph.layout.turned import TurnWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
+from mlc.graph.lowering.extremes import JoinExtremes
 from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
+from mlc.graph.lowering.heads import PlaceHeads
 from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.one_form import WriteSizesAlike
@@ -96,9 +98,11 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         # before too, since what 16-bit floats a model has is lost where it converts them for a weight of float32
         *(() if target.kind == "llvm" else (precision.WeightOnlyProducts(target, options, converted=True),)),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
+        precision.DynamicQuantisation(target),
         precision.Quantisation(target, options, (simplify.LiftToImages, simplify.SliceVolumes)),
         precision.WeightOnlyProducts(target, options),
         Simplify,
+        *((simplify.SinkQuantised,) if target.kind == "cuda" else ()),
         simplify.ShareCommon,
     )
 
@@ -121,8 +125,10 @@ def lowering(
         PackWeights(target, options),
         TurnWeights(target),
         simplify.MergeMovement,
+        PlaceHeads(target),
         LowerInnerReshapes,
         JoinDequantised,
+        JoinExtremes,
         DispatchSortScan(),
         Legalise(target),
         PlaceSlices(target),

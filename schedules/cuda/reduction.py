@@ -17,7 +17,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call
 
 from schedules.analysis import BlockInfo, loads, op_name, remembered, uses, walk, widest_run
 from schedules.cuda.common import (
@@ -36,6 +36,7 @@ from schedules.cuda.common import (
 )
 from schedules.cuda.memory_time import traffic_of
 from schedules.cuda.reduction_time import ReduceKernel, RowKernel
+from schedules.cuda.row_results import of_own_row, results_in, row_parts, with_row_results
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
@@ -50,11 +51,6 @@ _THREADS, _HELD = (32, 64, 128, 256, 512, 1024), 48
 def _positions(indices: Sequence[Any], leaf: Leaf) -> frozenset[int]:
     """Which iterators of a leaf occur in ``indices``."""
     return frozenset().union(*(uses(index, leaf.info.variables) for index in indices))
-
-
-def _results_in(leaf: Leaf, producers: Sequence[Leaf]) -> list[TensorLoad]:
-    """The loads in ``leaf`` of what ``producers`` write."""
-    return [load for load in loads(leaf.info.block.body) if any(p.writes_to(load.source) for p in producers)]
 
 
 def own_order(info: BlockInfo) -> bool:
@@ -85,13 +81,13 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     found = leaves(sch)
     if not uniform(leaf.info for leaf in found):
         return None
-    found = inline_injective(sch, found)
-    if len(found) < 2 or found[-1].info.kind != "injective" or found[-1].intermediate:
+    parts = row_parts(inline_injective(sch, found))
+    if parts is None:
         return None
-    *stages, last = found
+    stages, each, last = parts
     if not all(s.info.kind == "reduction" and s.intermediate and own_order(s.info) for s in stages):
         return None
-    results = _results_in(last, stages)
+    results = results_in(last, stages)
     if not results or not all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices):
         return None
     rows = frozenset().union(*(_positions(load.indices, last) for load in results))
@@ -100,7 +96,9 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     # each stage must describe the same rows, or one block would compute another's statistics again
     if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
-    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in found),
+    if not all(of_own_row(leaf, stages, count) for leaf in each):
+        return None
+    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in (*stages, last)),
                      len(stages))
 
 
@@ -175,12 +173,15 @@ class Rows(CudaSpace):
             raise InvalidDecision("the function must reduce rows and use the results in one elementwise stage")
         threads, vector, unroll = pick("threads"), pick("vector"), pick("unroll")
         require(shape.vector % vector == 0, f"{shape.vector} neighbours of a row may be accessed at once, got {vector}")
-        *stages, last = inline_injective(sch, leaves(sch))
+        parts = row_parts(inline_injective(sch, leaves(sch)))
+        assert parts is not None, "what has a shape has parts"
+        stages, each, last = parts
         loops = sch.get_loops(last.rv)
         rows = [loops[i] for i in shape.row_loops] or [sch.add_unit_loop(loops[0])]
         columns = [loop for i, loop in enumerate(loops) if i not in shape.row_loops]
         sch.reorder(*rows, *columns)
         row, column = sch.fuse(*rows), sch.fuse(*columns)
+        row = with_row_results(sch, row, each, shape.rows, threads)
         sch.bind(row, "blockIdx.x")
         if vector > 1:
             sch.vectorize(_spread(sch, column, threads, unroll, vector))
@@ -289,7 +290,7 @@ def follows(main: Leaf, last: Leaf) -> bool:
     """Whether ``last`` has one point for each result of ``main``, so that both run in the same thread."""
     if last.info.kind != "injective" or last.intermediate or last.info.elements != main.info.outputs:
         return False
-    results = _results_in(last, [main])
+    results = results_in(last, [main])
     plain = all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices)
     needed = {i for i, e in enumerate(last.info.extents) if e > 1}
     return bool(results) and plain and all(needed <= _positions(load.indices, last) for load in results)
@@ -374,8 +375,11 @@ class Reduce(CudaSpace):
         sch.compute_at(main.rv, at, preserve_unit_loops=True)
         inner = sch.get_loops(main.rv)[len(sch.get_loops(main.rv)) - len(sch.get(main.rv).iter_vars) :]
         if together > 1:
+            # neighbours first: of several axes as one, an index could not be seen to name one of a thread's
+            *others, last_axis = inner
             vector = shape.at_once(together)
-            outer, inner_thread, lanes = sch.split(sch.fuse(*inner), [None, together, vector])
+            wide, lanes = sch.split(last_axis, [None, vector])
+            outer, inner_thread = sch.split(sch.fuse(*others, wide), [None, together])
             sch.bind(inner_thread, _axis(shape.terms_run))
             if vector > 1:
                 _fetch_vectors(sch, main, lanes)

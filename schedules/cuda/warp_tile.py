@@ -162,8 +162,11 @@ def across_of(contraction: Contraction) -> tuple[bool, bool]:
 
 def in_panels(tile: WarpTile, contraction: Contraction) -> bool:
     """Whether sums lie in panels on their way to the store: threads that store 16 bytes of 16-bit results take twice as
-    many bytes of sums."""
-    return contraction.result_bits == 16 and contraction.vector_result == PIECE // 2 and tile.split_k == 1
+    many bytes of sums. Of fewer columns than a panel has, TVM would keep no more than these, where whole tiles are
+    stored."""
+    narrow = contraction.size(N) < PANEL
+    return contraction.result_bits == 16 and contraction.vector_result == PIECE // 2 and tile.split_k == 1 and (
+        not narrow)
 
 
 def panel_of(tile: WarpTile, contraction: Contraction) -> int:
@@ -183,7 +186,7 @@ def operands_of(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tup
     ):
         transposed = run != K
         # bytes across k are copied one by one. Quantised models have them only where an image is kept plain, at that
-        # price: weights are packed along k, two activations are multiplied as floats, images have channels last
+        # price: weights are packed along k, two activations are multiplied as halves, images have channels last
         if kind.width == 4 and (transposed or not whole_k or contraction.size(role) % block):
             vector = 1 if transposed else min(vector, _GUARDED_BYTES)
         found.append(Operand(side, role, transposed and kind.width < 4, transposed, vector))

@@ -106,6 +106,10 @@ class Scope:
             return value
         return None
 
+    def rules(self, name: str) -> Sequence[Rule]:
+        """The rules for an operator (without ``relax.``)."""
+        return self._rules.get(f"relax.{name}", ())
+
     def once(self, expr: relax.Expr) -> bool:
         """Whether nothing but the expression at hand uses the variable. Errs on the side of False."""
         return isinstance(expr, relax.Var) and self._uses[expr] <= 1

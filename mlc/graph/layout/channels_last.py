@@ -39,6 +39,7 @@ from mlc.graph.layout.regions import (
     channel_slice,
     concatenated,
     moves_batch,
+    takes_operand,
 )
 from mlc.graph.layout.values import Values, in_blocks
 from mlc.graph.precision.integer import is_signed_product
@@ -123,10 +124,16 @@ def _rows_of(value: relax.Expr) -> Rows | None:
     return None if rows is None or rows.layout.channels % _COPY else rows
 
 
+def _takes(expr: relax.Expr, layout: ChannelBlocks) -> bool:
+    """Constant images too: what a zero point adds near the border of one."""
+    constant_image = tensor_of(expr) is not None and len(shape_of(expr)) == 4
+    return takes_operand(expr, layout) or (constant_image and shape_of(expr)[:2] == (1, layout.channels))
+
+
 class _Planner(Planner):
     """The plain layout or channels last."""
 
-    rows_of = staticmethod(_rows_of)
+    rows_of, takes = staticmethod(_rows_of), staticmethod(_takes)
 
     def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
         super().__init__(func, target, options)

@@ -45,7 +45,7 @@ from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "IMAGES", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "Planner",
            "Rows", "any_rows_of", "call_of", "channel_slice", "concatenated", "constant_bytes", "moves_batch",
-           "pads_space", "rows_of"]
+           "pads_space", "rows_of", "takes_operand"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -114,6 +114,11 @@ class Planner:
         for _ in range(2):  # a part of a concatenation may be one itself
             for var, value in self._bound.items():
                 self._spread(var, value)
+
+    @staticmethod
+    def takes(expr: relax.Expr, layout: ChannelBlocks) -> bool:
+        """Whether elementwise arithmetic in ``layout`` can read the operand."""
+        return takes_operand(expr, layout)
 
     @staticmethod
     def rows_of(value: relax.Expr) -> Rows | None:
@@ -259,7 +264,7 @@ class Planner:
             suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
             return {data: layout} if suits and not (exact and layout.padded) else None
         if name in BINARY | BINARY_EXACT and not (exact and layout.padded):
-            operands = [_operand(arg, layout) for arg in value.args]
+            operands = [self.takes(arg, layout) for arg in value.args]
             if all(operands):
                 return {arg: layout for arg in value.args if isinstance(arg, relax.Var)}
         return None
@@ -438,7 +443,7 @@ def moves_batch(value: relax.Expr) -> bool:
     return is_image(value) and [int(axis) for axis in value.args[1].fields] == [0]
 
 
-def _operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:
+def takes_operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:
     """Whether an operand of elementwise arithmetic can be had in ``layout``."""
     array = array_of(expr)
     if array is not None:

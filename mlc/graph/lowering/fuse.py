@@ -111,7 +111,10 @@ def _is_product(func: tirx.PrimFunc) -> bool:
 
 def _elements(expr: relax.Expr) -> int:
     """How many there are, of the usual sizes; of a function with several results those of the last."""
-    ty = expr.ty.fields[-1] if isinstance(expr.ty, relax.TupleType) else expr.ty
+    return _elements_of(expr.ty.fields[-1] if isinstance(expr.ty, relax.TupleType) else expr.ty)
+
+
+def _elements_of(ty: relax.TensorType) -> int:
     return math.prod(usual_size(size_of(extent)) for extent in ty.shape.values)
 
 
@@ -120,8 +123,11 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 
     The kernel of a product has one shape: that of the product and of everything after it. An operator that broadcasts
     its result (the gate of a squeeze and excitation block times a whole image) is not merged with it, and neither is
-    something small that the epilogue reads (an attention mask), which would be computed again for every element.
+    something small that the epilogue reads (an attention mask), which would be computed again for every element. On
+    GPUs, where a kernel costs more than that, a vector of plain arithmetic is (the products of two scales).
     """
+    gpu = _for_gpu()
+    bound = {b.var: b.value for b in bindings(mod["main"])}
     pattern = {
         gvar: pattern_of(func)
         for gvar, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)
@@ -145,9 +151,53 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
             changed[var] = INJECTIVE
         elif pattern[gvar] <= BROADCAST and args & inside:
             inside.add(var)
-            changed.update((arg, OPAQUE) for arg in small & injective if uses[arg] == 1)
+            changed.update((arg, OPAQUE) for arg in small & injective
+                           if uses[arg] == 1 and not (gpu and _is_light(mod, bound[arg])))
 
     return _with_patterns(mod, changed)
+
+
+def _for_gpu() -> bool:
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and str(target.kind.name) == "cuda"
+
+
+def _is_light(mod: tvm.IRModule, call: relax.Call) -> bool:
+    """Whether a tensor function makes a vector without transcendental functions."""
+    return sum(size_of(extent) != 1 for extent in call.ty_args[0].shape.values) <= 1 and (
+        not expensive_calls(mod[call.args[0]].body))
+
+
+def _repeat_scalars(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """On GPUs, make single numbers anew for each elementwise function that reads them, which then is one kernel with
+    them: of several readers each would wait for a kernel of one thread."""
+    if not _for_gpu():
+        return mod
+
+    def is_scalar(value: relax.Expr | None) -> bool:
+        return isinstance(value, relax.Call) and op_name(value) == "relax.call_tir" and (
+            isinstance(value.ty_args[0], relax.TensorType) and _elements_of(value.ty_args[0]) == 1
+            and pattern_of(mod[value.args[0]]) <= BROADCAST)
+
+    found = {b.var for b in bindings(mod["main"]) if is_scalar(b.value)}
+    if not found:
+        return mod
+
+    def repeated(builder: relax.BlockBuilder, value: relax.Call) -> relax.Call:
+        args = [builder.emit(repeated(builder, made)) if is_scalar(made := _binding(builder, arg)) else arg
+                for arg in value.args[1].fields]
+        return relax.Call(value.op, [value.args[0], relax.Tuple(args), *value.args[2:]], value.attrs, value.ty_args)
+
+    def change(builder: relax.BlockBuilder, _var: relax.Var, value: relax.Expr) -> relax.Expr:
+        reads = isinstance(value, relax.Call) and op_name(value) == "relax.call_tir" and (
+            pattern_of(mod[value.args[0]]) <= BROADCAST)
+        return repeated(builder, value) if reads else value
+
+    return transform.DeadCodeElimination()(rebuilt(mod, {b.var: b.value for b in bindings(mod["main"])}, change))
+
+
+def _binding(builder: relax.BlockBuilder, arg: relax.Expr) -> relax.Expr | None:
+    return builder.lookup_binding(arg) if isinstance(arg, relax.Var) else None
 
 
 def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -157,8 +207,7 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
     takes time that is exponential in the depth: two nested sigmoids 0.03 s, four 1 s, eight more than 45 s. Inlining
     takes time that is quadratic in the length of any chain, and a pass over memory is little beside so many operators.
     """
-    target = tvm.target.Target.current(allow_none=True)
-    gpu = target is not None and str(target.kind.name) == "cuda"
+    gpu = _for_gpu()
     depth: dict[relax.Var, int] = {}
     length: dict[relax.Var, int] = {}
     changed: dict[relax.Var, int] = {}
@@ -212,12 +261,14 @@ def check_lowered(mod: tvm.IRModule) -> None:
 
 
 CutDeepChains = tvm.transform.module_pass(_cut_deep_chains, opt_level=0, name="CutDeepChains")
+RepeatScalars = tvm.transform.module_pass(_repeat_scalars, opt_level=0, name="RepeatScalars")
 SeparateProducts = tvm.transform.module_pass(_separate_products, opt_level=0, name="SeparateProducts")
 LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=0, name="LowerInnerReshapes")
 
 #: tensor functions that become one kernel to functions of their own, in this order
 GROUPING: tuple[tvm.transform.Pass, ...] = (
     transform.AnnotateTIROpPattern(),
+    RepeatScalars,
     SeparateProducts,
     CutDeepChains,
     FuseOps,

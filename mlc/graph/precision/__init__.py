@@ -7,6 +7,7 @@ what the product reads. Models of float32 may be rounded too, where the user say
 ``operands``).
 """
 
+from mlc.graph.precision.dynamic import DynamicQuantisation
 from mlc.graph.precision.integer import IntegerProducts
 from mlc.graph.precision.moved import MoveQuantisation, SignedActivations, UnsignedActivations
 from mlc.graph.precision.operands import AllowTensorFloat, NarrowOperands
@@ -18,7 +19,7 @@ from mlc.graph.precision.weight_only import WeightOnlyProducts
 from mlc.graph.precision.widened import WidenFloats, WidenSums
 
 __all__ = [
-    "AllowTensorFloat", "IntegerProducts", "MoveQuantisation", "NarrowOperands", "Quantisation", "Rescale",
-    "RoundConstants", "SignedActivations", "SpellOutQuantisation", "UnsignedActivations", "WeightOnlyProducts",
-    "WidenFloats", "WidenSums", "check_precision",
+    "AllowTensorFloat", "DynamicQuantisation", "IntegerProducts", "MoveQuantisation", "NarrowOperands", "Quantisation",
+    "Rescale", "RoundConstants", "SignedActivations", "SpellOutQuantisation", "UnsignedActivations",
+    "WeightOnlyProducts", "WidenFloats", "WidenSums", "check_precision",
 ]

@@ -15,9 +15,10 @@ before                                                      after
 ``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for
 all. It moves to a zero point of 0 where int8 holds it then, else, in a product of matrices on CPUs, to int8 with its
 zero points. Where both operands are activations of uint8, the second one, ``r``, becomes int8. Sums of activations
-along the ``K`` products are taken at run time, but for zero points that are zero. What is added up is exact in int32.
-So the result is that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every
-step: nearer to what the model says, and after quantising within one step of it.
+along the ``K`` products are taken at run time, but for zero points that are zero. Around an image is the zero point,
+but on GPUs, where zeros need no copy of the image: there ``sum(W)`` is of what lies inside, an image of constants. What
+is added up is exact in int32. So the result is that of exact arithmetic, rounded three times to float32, where the sum
+in float32 rounds at every step: nearer to what the model says, and after quantising within one step of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import tvm
@@ -56,7 +58,7 @@ __all__ = ["IntegerProducts", "is_integer_product", "is_signed_product", "priced
 _INT32 = 2**31
 #: part of their peak that tiles of a matrix unit are taken to reach
 _TILES_REACHED = 0.5
-#: numbers of an image of what a zero point adds to a transposed convolution, at most
+#: numbers of an image of what a zero point adds to a transposed convolution, or on a GPU to one with a border, at most
 _CORRECTIONS = 1 << 18
 #: columns of a weight, at least, for which the sum of a row of activations is worth it
 _LEAST_COLUMNS = 64
@@ -138,18 +140,35 @@ def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
     integers, scale = weight
     if np.prod(integers.shape[1:], dtype=np.int64) * 255 * 128 >= _INT32:
         return None
-    zero, x = int(data.affine.zero.item()), data.data
+    zero, x, rank = int(data.affine.zero.item()), data.data, len(shape_of(call))
     top, left, bottom, right = pads = [int(p) for p in attrs.padding]
-    if zero and any(pads):  # the integer that stands for 0.0 is around the image
+    shift = spread(-zero * integers.sum(axis=(1, 2, 3), dtype=np.int64), 1, rank)
+    if zero and any(pads) and data.dtype == "int8" and _is_fixed(call, _CORRECTIONS):
+        shift = -zero * _inside(integers, shape_of(data.data), shape_of(call), attrs)[None]
+    elif zero and any(pads):  # the integer that stands for 0.0 is around the image
         x = scope.emit(op.nn.pad(x, [0, 0, 0, 0, top, bottom, left, right], pad_value=float(zero)))
         pads = [0, 0, 0, 0]
     total = scope.emit(op.nn.conv2d(
         x, constant(integers), strides=[int(s) for s in attrs.strides], padding=pads,
         dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), out_dtype="int32",
     ))
-    shift = -zero * integers.sum(axis=(1, 2, 3), dtype=np.int64)
-    rank = len(shape_of(call))
-    return _scaled(total, spread(shift, 1, rank), spread(_scales(data.affine, scale), 1, rank), scope)
+    return _scaled(total, shift, spread(_scales(data.affine, scale), 1, rank), scope)
+
+
+def _is_fixed(call: relax.Call, most: int) -> bool:
+    """Whether an image of the result has a size that is known, of so many numbers at most."""
+    image = shape_of(call)[1:]
+    return all(isinstance(extent, int) for extent in image) and prod(image) <= most
+
+
+def _inside(weight: np.ndarray, images: Sequence[int], result: Sequence[int], attrs: Any) -> np.ndarray:
+    """``[O, OH, OW]``: the sum of the weights ``[O, I, KH, KW]`` that meet each window's pixels inside of the image."""
+    hits = []
+    for axis in range(2):
+        step, pad, apart = (int(each[axis]) for each in (attrs.strides, attrs.padding, attrs.dilation))
+        places = np.arange(result[2 + axis])[:, None] * step - pad + np.arange(weight.shape[2 + axis]) * apart
+        hits.append(((places >= 0) & (places < images[2 + axis])).astype(np.int64))
+    return np.einsum("ors,hr,ws->ohw", weight.sum(axis=1, dtype=np.int64), *hits)
 
 
 def transposed(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -161,14 +180,14 @@ def transposed(call: relax.Call, scope: Scope) -> relax.Expr | None:
     data, weight = _activation(call.args[0], scope), _weight(call.args[1], scope, 1)
     if data is None or data.dtype != "uint8" or weight is None or 1 < groups == shape_of(call.args[0])[1]:
         return None
-    (integers, scale), zero, (_, filters, *size) = weight, int(data.affine.zero.item()), shape_of(call)
+    (integers, scale), zero = weight, int(data.affine.zero.item())
     integers = _dilated(integers, [*map(int, attrs.dilation)])
     if len(scale) > 1:  # of each channel of a group, which all groups share
         scale = np.tile(scale, groups)
     if np.prod(integers.shape[:1] + integers.shape[2:], dtype=np.int64) * 255 * 128 >= _INT32:
         return None
-    fixed = all(isinstance(extent, int) for extent in (*shape_of(call.args[0])[2:], *size))
-    if zero and (not fixed or prod((filters, *size)) > _CORRECTIONS):
+    known = all(isinstance(extent, int) for extent in shape_of(call.args[0])[2:])
+    if zero and not (known and _is_fixed(call, _CORRECTIONS)):
         return None
     strides, padding, extra = ([*map(int, each)] for each in (attrs.strides, attrs.padding, attrs.output_padding))
     total = scope.emit(op.nn.conv2d_transpose(

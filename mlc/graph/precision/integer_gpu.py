@@ -19,7 +19,7 @@ from schedules.cuda.warp_tile import fills_tiles
 from schedules.intrin import mma, select
 from schedules.machine import gpu_machine
 
-__all__ = ["priced_on_gpu"]
+__all__ = ["on_tensor_cores", "priced_on_gpu"]
 
 _KIND = next(kind for kind in mma.KINDS if kind.operand == "int8")
 #: bytes of what floats are multiplied as, and whether tensor cores do
@@ -28,22 +28,32 @@ _FLOATS = {"f32": (4, False), "tf32": (4, True), "f16": (2, True), "bf16": (2, T
 _PIECE = 16
 
 
-def priced_on_gpu(target: Target, options: CompileOptions) -> Callable[[relax.Call], bool]:
-    """Whether a product with a constant, both of dequantised integers, is faster as one of int8 on tensor cores than as
-    one of floats; those that :class:`schedules.cuda.mma.TensorCoreGemm` does not take are not."""
-    gpu = gpu_machine(target.tvm)
+def on_tensor_cores(target: Target) -> Callable[[relax.Call], bool]:
+    """Whether :class:`schedules.cuda.mma.TensorCoreGemm` takes a product with a constant, both of int8."""
     available = select(mma.product(_KIND), target.tvm) is not None
-    size, on_tensor_cores = _FLOATS[options.precision]
-    rate = gpu.tensor_flops(8 * size) if on_tensor_cores else gpu.flops
 
-    def worth(call: relax.Call) -> bool:
+    def takes(call: relax.Call) -> bool:
         if op_name(call) == "relax.nn.conv2d_transpose":
             return False
         rows, columns, depth, groups = _sizes(call)
         if not available or not fills_tiles(rows, columns, depth, _KIND):
             return False
-        if groups > 1 and shape_of(call.args[1])[1] % _PIECE:
+        return groups == 1 or not shape_of(call.args[1])[1] % _PIECE
+
+    return takes
+
+
+def priced_on_gpu(target: Target, options: CompileOptions) -> Callable[[relax.Call], bool]:
+    """Whether a product with a constant, both of dequantised integers, is faster as one of int8 on tensor cores than as
+    one of floats; those that :class:`schedules.cuda.mma.TensorCoreGemm` does not take are not."""
+    gpu, takes = gpu_machine(target.tvm), on_tensor_cores(target)
+    size, by_tensor_cores = _FLOATS[options.precision]
+    rate = gpu.tensor_flops(8 * size) if by_tensor_cores else gpu.flops
+
+    def worth(call: relax.Call) -> bool:
+        if not takes(call):
             return False
+        rows, columns, depth, groups = _sizes(call)
         operations = 2.0 * rows * columns * depth * groups
         data, weight, result = (float(prod(shape_of(each))) for each in (*call.args, call))
         elements = data + weight + result

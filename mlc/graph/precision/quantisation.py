@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.rewrite import bindings, op_name
+from mlc.graph.precision.halves import HalfProducts
 from mlc.graph.precision.integer import IntegerProducts, priced
 from mlc.graph.precision.moved import MoveQuantisation, SignedActivations, UnsignedActivations
 from mlc.graph.precision.rescaled import Rescale
@@ -35,8 +36,11 @@ def Quantisation(
         values = (binding.value for binding in bindings(mod["main"]))
         if not any(isinstance(value, relax.Call) and op_name(value) in _CALLS for value in values):
             return mod
-        products = (IntegerProducts(priced(target, options)), SpellOutQuantisation, Rescale) if options.integers else ()
-        activations = SignedActivations if target.kind == "cuda" else UnsignedActivations
+        gpu, products = target.kind == "cuda", tuple[tvm.transform.Pass, ...]()
+        if options.integers:
+            halves = (HalfProducts(target),) if gpu else ()
+            products = (IntegerProducts(priced(target, options)), *halves, SpellOutQuantisation, Rescale)
+        activations = SignedActivations if gpu else UnsignedActivations
         for each in (activations, *tidy, MoveQuantisation, *products):
             mod = each(mod)
         return mod

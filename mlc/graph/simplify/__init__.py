@@ -20,7 +20,7 @@ from mlc.graph.simplify.pieces import JoinPieces
 from mlc.graph.simplify.pointwise import MovePointwise
 from mlc.graph.simplify.reductions import MergeReductions
 from mlc.graph.simplify.shuffles import SinkShuffles
-from mlc.graph.simplify.sinking import SinkMovement
+from mlc.graph.simplify.sinking import SinkMovement, SinkQuantised
 from mlc.graph.simplify.softmax import RecogniseSoftmax
 from mlc.graph.simplify.unread import DropUnread
 from mlc.graph.simplify.variadic import UnstackReductions
@@ -31,5 +31,5 @@ __all__ = [
     "FillReductionsOfNothing", "FoldAffine", "FoldConstants", "FoldPadding", "JoinPieces", "LiftToImages",
     "MergeMovement", "MergeReductions", "MovePointwise", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax",
     "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm",
-    "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",
+    "SinkMovement", "SinkQuantised", "SinkShuffles", "SliceVolumes", "UnstackReductions",
 ]

@@ -11,6 +11,8 @@ before                                    after
 ``matmul(x[.., K], W)`` for rank(x) > 2   ``reshape(matmul(reshape(x, [M, K]), W))``
 ========================================  ====================================================
 
+``SinkQuantised`` counts quantising by one scale among the elementwise operators.
+
 A reshape is a view and costs nothing, so the aim is to have none between operators that could be one kernel; a
 transpose copies, so the aim is to have two meet and cancel. Both move only if nothing else uses their result.
 """
@@ -29,14 +31,14 @@ from mlc.graph.ir.rewrite import Rules, Scope, is_constant, op_name, rewrite_pas
 from mlc.graph.simplify.movement import RULES as MERGING
 from mlc.operators import relax_where
 
-__all__ = ["SinkMovement"]
+__all__ = ["SinkMovement", "SinkQuantised"]
 
 #: elementwise operators of one tensor; their other arguments, if any, are scalars
 UNARY = relax_where(lambda each: each.pointwise and each.arity == 1)
 BINARY = relax_where(lambda each: each.pointwise and each.arity == 2)
 #: operators along the last axis, named by an attribute
 ALONG_LAST = ("nn.softmax", "nn.log_softmax")
-#: operators one after another that are looked at as one function
+#: operators one after another that are looked at as one function, each quantised and dequantised where that counts
 _DEPTH = 8
 
 
@@ -58,6 +60,18 @@ def reshape_after_unary(call: relax.Call, scope: Scope) -> relax.Expr | None:
     if move is None or not scope.once(call.args[0]) or is_constant(move.args[0]):
         return None
     return op.reshape(scope.emit(_with_args(call, [move.args[0], *call.args[1:]])), shape_of(call))
+
+
+def reshape_after_quantising(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``quantize(reshape(x)) --> reshape(quantize(x))``; ``dequantize`` likewise where the kernel that makes the
+    bytes can end so: of others they are what is seen in another shape."""
+    move = scope.call(call.args[0], "reshape")
+    if move is None or shape_of(call.args[1]):
+        return None
+    source = move.args[0]
+    if op_name(call) == "relax.dequantize" and not (scope.once(source) or _takes_epilogue(source, scope)):
+        return None
+    return reshape_after_unary(call, scope)
 
 
 def transpose_after_binary(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -105,7 +119,7 @@ def reshape_after_binary(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 def move_after_shared(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``x' * f(x') --> move(x * f(x))`` where ``x' = move(x)`` and nothing else uses it."""
-    found = _leaves(call, scope, _DEPTH)
+    found = _leaves(call, scope, _DEPTH if not _is_unary("quantize", scope) else 3 * _DEPTH)
     if not found or len(found) < 2 or any(not leaf.same_as(found[0]) for leaf in found):
         return None
     move, shape = scope.call(found[0], "permute_dims", "reshape"), shape_of(call)
@@ -139,13 +153,26 @@ def move_after_shared(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return op.reshape(result, shape) if order is None else op.permute_dims(result, order)
 
 
+def reshape_before_outer_product(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``reshape(row * column, [M, N]) --> row * reshape(column, [M, 1])`` for a constant row, which a kernel's epilogue
+    takes in."""
+    product, shape = scope.call(call.args[0], "multiply"), shape_of(call)
+    row = array_of(product.args[0]) if product is not None and len(shape) == 2 else None
+    if product is None or row is None or row.size != shape[1] or not scope.once(call.args[0]):
+        return None
+    column = product.args[1]
+    if row.shape[-1:] != (shape[1],) or shape_of(column)[-1:] != (1,) or math.prod(shape_of(column)) != shape[0]:
+        return None
+    return op.multiply(constant(row.reshape(-1)), scope.emit(op.reshape(column, (shape[0], 1))))
+
+
 def _leaves(expr: relax.Expr, scope: Scope, depth: int) -> list[relax.Expr]:
     """The variables, as often as they occur, that elementwise operators which nothing else uses make ``expr`` of."""
     if is_constant(expr):
         return []
     value = scope.value(expr)
     name = op_name(value).removeprefix("relax.") if isinstance(value, relax.Call) else ""
-    if depth == 0 or not (name in UNARY or name in BINARY) or not (value.same_as(expr) or scope.once(expr)):
+    if depth == 0 or not (_is_unary(name, scope) or name in BINARY) or not (value.same_as(expr) or scope.once(expr)):
         return [expr]
     args = value.args if name in BINARY else value.args[:1]
     return [leaf for arg in args for leaf in _leaves(arg, scope, depth - 1)]
@@ -157,15 +184,23 @@ def _takes_epilogue(expr: relax.Expr, scope: Scope) -> bool:
     if not scope.once(expr) or not isinstance(value, relax.Call):
         return False
     name = op_name(value).removeprefix("relax.")
-    if name in UNARY or name in BINARY:
+    if _is_unary(name, scope) or name in BINARY:
         return any(_takes_epilogue(arg, scope) for arg in value.args)
     return name == "matmul" or name.startswith("nn.conv")
+
+
+def _is_unary(name: str, scope: Scope) -> bool:
+    """Whether movement sinks past the operator as past elementwise ones of one tensor."""
+    return name in UNARY or reshape_after_quantising in scope.rules(name)
 
 
 def _seen_in(expr: relax.Expr, shape: tuple[int, ...], new: tuple[int, ...], scope: Scope) -> relax.Expr | None:
     """``expr``, which broadcasts to ``shape``, as something that broadcasts to ``new`` in the same way."""
     own = shape_of(expr)
     if own == shape:
+        number = scope.call(expr, "dequantize") if _is_unary("dequantize", scope) else None
+        if number is not None and not shape_of(number.args[1]):  # bytes are read, not what they stand for
+            return scope.emit(_with_args(number, [scope.emit(op.reshape(number.args[0], new)), *number.args[1:]]))
         return scope.emit(op.reshape(expr, new))
     trimmed = own[next((i for i, dim in enumerate(own) if dim != 1), len(own)) :]
     if not trimmed:
@@ -224,3 +259,6 @@ RULES: Rules = {
 }
 
 SinkMovement = rewrite_pass("SinkMovement", RULES)
+SinkQuantised = rewrite_pass("SinkQuantised", {
+    **RULES, **dict.fromkeys(("relax.quantize", "relax.dequantize"), (reshape_after_quantising,)),
+    "relax.reshape": (*RULES["relax.reshape"], reshape_before_outer_product)})

@@ -127,6 +127,28 @@ def test_borders_of_images_are_what_stands_for_zero(dtype: str, zero: int) -> No
     np.testing.assert_array_equal(emulated(lowered, AMPERE, net.x), net.wanted())
 
 
+@pytest.mark.parametrize("zero", [-128, 9])
+def test_borders_need_no_copy(zero: int) -> None:
+    """Of strides, dilations and groups too: what lies outside of an image is added as a constant."""
+    weight, scales = RNG.integers(-128, 128, (48, 16, 3, 3)).astype("int8"), RNG.uniform(1, 2, 48).astype("float32")
+
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        x = b.emit(op.dequantize(x, relax.const(2.0**-7, "float32"), relax.const(zero, "int8"), 0))
+        zeros = relax.const(np.zeros(48, "int8"))
+        w = b.emit(op.dequantize(relax.const(weight), relax.const(scales / 128), zeros, 0))
+        y = b.emit(op.nn.conv2d(x, w, strides=(2, 1), padding=(1, 2, 0, 3), dilation=(1, 2), groups=2))
+        return b.emit(op.quantize(y, relax.const(0.25, "float32"), relax.const(3, "int8"), 0, "int8"))
+
+    mod = network((2, 32, 9, 11), body, "int8")
+    lowered = lower(mod, AMPERE)
+    assert "cuda.mma" in spaces(lowered) and not any("pad" in task.name for task in lowered.tasks)
+    x = extremes("int8", 2, 32, 9, 11)
+    (wanted,), (found,) = evaluate(mod, x), evaluate(lowered.module, x)
+    assert wanted.std() > 1
+    off = np.abs(found.astype(int) - wanted.astype(int))
+    assert off.max() <= 1 and off.mean() < 0.01, "float32 rounds the model's sums"
+
+
 def machine_code(lowered: Lowered, target: Target) -> Iterator[Kernel]:
     for task in lowered.tasks:
         scheduled = best_seed(find(task.func, target.tvm), task.func, target.tvm).mod["main"]
@@ -198,7 +220,7 @@ def attention(dtype: str, zero: int) -> tvm.IRModule:
 ], ids=["dense", "odd", "blocks", "attention", "signed attention"])
 def test_no_product_copies_single_bytes(mod: tvm.IRModule, products: int) -> None:
     """As tensor cores would of bytes that run across the sum: weights are packed along it, two activations are
-    multiplied as floats, and images have channels last. (Few small convolutions may keep a plain image, where that is
+    multiplied as halves, and images have channels last. (Few small convolutions may keep a plain image, where that is
     priced below two more kernels: ``mlc.graph.layout.channels_last``.)"""
     tasks = lower(mod, AMPERE).tasks
     found = [contraction_of(task.func) for task in tasks if find(task.func, AMPERE.tvm).name == "cuda.mma"]

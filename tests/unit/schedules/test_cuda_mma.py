@@ -375,6 +375,16 @@ def test_few_rows_are_right(sizes: tuple[int, int, int], dtype: str) -> None:
     assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0}[dtype]
 
 
+@needs_gxx
+@pytest.mark.parametrize("columns", [8, 24])
+def test_few_columns_of_16_bits_are_right(columns: int) -> None:
+    """Fewer than a panel of sums has, which then lie in none."""
+    case = epilogue_case(SPACE.name, "cast", (40, columns, 64), "float16")
+    sch, _ = first_seed(SPACE, case.func(), AMPERE)
+    error, _ = emulate(case, sch.mod["main"])
+    assert error <= case.rtol
+
+
 @needs_nvcc
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])

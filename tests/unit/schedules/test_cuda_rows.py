@@ -12,6 +12,7 @@ from tvm import te, tirx, topi
 
 from mlc.codegen.cuda import legal_names
 from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
+from mlc.graph.kernels.dynamic import normalised
 from mlc.measure.data import numpy_dtype
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
@@ -88,6 +89,20 @@ def row_sums(rows: int, columns: int, dtype: str) -> Case:
 def _with_result(build: Any, *shapes: tuple[int, ...]) -> list[Any]:
     inputs = [te.placeholder(shape, "float32", f"p{i}") for i, shape in enumerate(shapes)]
     return [*inputs, build(*inputs)]
+
+
+def norm_with_extremes(rows: int, columns: int) -> Case:
+    """Layer normalisation that says, of each row, the largest of what it gives and of its opposite."""
+    def build() -> list[Any]:
+        inputs = [te.placeholder(shape, "float32", f"p{i}") for i, shape in enumerate(
+            ((1, rows, columns), (columns,), (columns,)))]
+        return [*inputs, *normalised(*inputs, [-1], 1e-5)]
+
+    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
+        return y, np.stack([(-y).max(-1), y.max(-1)], -1)
+
+    return Case(f"norm_with_extremes_{columns}", build, reference, 5e-5, space=SPACE.name, index="int64")
 
 
 def seeded(case: Case, target: Any = AMPERE) -> tirx.PrimFunc:
@@ -183,6 +198,27 @@ def test_rows_of_16_bits_are_right(dtype: str) -> None:
     assert {cost.bytes for cost in costs if not cost.shared} == {16}
 
 
+@needs_gxx
+@pytest.mark.parametrize("columns", [768, pytest.param(70, marks=pytest.mark.slow)])
+def test_rows_have_results_of_their_own(columns: int) -> None:
+    """A few numbers for each row, by one of a block's threads, in the kernel that writes the row."""
+    case = norm_with_extremes(3, columns)
+    error, costs = emulate(case, seeded(case))
+    assert error <= case.rtol
+    assert columns != 768 or 16 in {cost.bytes for cost in costs if not cost.shared}
+
+
+def test_rows_are_not_those_of_other_results() -> None:
+    """A number for each row that is made of another row's would be of what another block of threads has."""
+    x = te.placeholder((4, 64), "float32", "x")
+    k = te.reduce_axis((0, 64), "k")
+    total = te.compute((4,), lambda i: te.sum(x[i, k], axis=k), "total")
+    scaled = te.compute((4, 64), lambda i, j: x[i, j] / total[i], "scaled")
+    turned = te.compute((4,), lambda i: total[3 - i], "turned")
+    func = te.create_prim_func([x, scaled, turned], index_dtype_override="int64")
+    assert not SPACE.matches(func, AMPERE)
+
+
 @needs_nvcc
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_sums_of_neighbours_fetch_16_bytes(dtype: str) -> None:
@@ -190,6 +226,14 @@ def test_sums_of_neighbours_fetch_16_bytes(dtype: str) -> None:
     assert registry.find(case.func(), AMPERE).name == case.space
     kernel = compiled(first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"], AMPERE)
     assert kernel.count("LDG") == kernel.count("LDG.E.128.CONSTANT") > 0 == kernel.stack_bytes
+
+
+@needs_nvcc
+def test_what_is_fetched_of_several_axes_is_in_registers() -> None:
+    case = Case("largest", lambda: _with_result(lambda x: topi.max(x, [0, 1]), (128, 768)), np.max, space="cuda.reduce",
+                index="int64")
+    kernel = compiled(first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"], AMPERE)
+    assert kernel.count("LDG.E.128.CONSTANT") > 0 == kernel.stack_bytes == kernel.count("LDL")
 
 
 @needs_gxx
