@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, input_at, text
+from mlc.sizes import size_of
 
 __all__ = ["conv_integer", "mat_mul_integer"]
 
@@ -114,7 +115,7 @@ def _operand(arithmetic: _Arithmetic, name: str, value: Any, zero_point: Any, wa
 
 
 def _corrected(
-    arithmetic: _Arithmetic, product: Any, count: int, offsets: tuple[Any, Any],
+    arithmetic: _Arithmetic, product: Any, count: Any, offsets: tuple[Any, Any],
     sum_of_data: Callable[[], Any], sum_of_weights: Callable[[], Any],
 ) -> Any:
     """The product of ``count`` terms a sum without its zero points, those of the data and of the weights."""
@@ -122,6 +123,8 @@ def _corrected(
 
     of_data, of_weights = offsets
     if of_data is not None:
+        if of_weights is not None and not isinstance(count, int):
+            raise ValueError("a sum of a free number of terms must have one zero point at most, but both operands do")
         moved = None if of_weights is None else arithmetic.times(of_weights, relax.const(count, "int32"))
         weights = arithmetic.plus(sum_of_weights(), moved, -1)
         product = arithmetic.plus(product, arithmetic.times(of_data, weights), -1)
@@ -141,7 +144,7 @@ def mat_mul_integer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
     arithmetic = _Arithmetic(bb)
     a, za = _operand(arithmetic, "A", inputs[0], input_at(inputs, 2), "uint8")
     b, zb = _operand(arithmetic, "B", inputs[1], input_at(inputs, 3), "int8")
-    rows, columns = ([int(extent) for extent in value.ty.shape] for value in (a, b))
+    rows, columns = ([size_of(extent) for extent in value.ty.shape] for value in (a, b))
     za = _fitted(arithmetic, "A", za, rows[:-1], -1 if len(columns) > 1 else None)
     zb = _fitted(arithmetic, "B", zb, columns[:-2] + columns[-1:] if len(columns) > 1 else [],
                  -2 if len(rows) > 1 else None)
@@ -194,7 +197,7 @@ def conv_integer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         zw = arithmetic.shaped(zw, over_channels)
     strides, dilations = (list(attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
     groups = int(attrs.get("group", 1))
-    pads = _pads([int(extent) for extent in x.ty.shape][2:], filters[2:], strides, dilations, attrs)
+    pads = _pads([size_of(extent) for extent in x.ty.shape][2:], filters[2:], strides, dilations, attrs)
     x = _padded(arithmetic, x, pads, zx)
 
     def convolved(weights: Any) -> Any:
@@ -242,7 +245,9 @@ def _padded(arithmetic: _Arithmetic, x: Any, pads: Sequence[tuple[int, int]], ze
     if known is not None:
         return arithmetic.emit(relax.op.nn.pad, x, flat, pad_value=int(known))
     bordered = arithmetic.emit(relax.op.nn.pad, x, flat)
-    extents = [int(extent) for extent in x.ty.shape][2:]
+    extents = [size_of(extent) for extent in x.ty.shape][2:]
+    if not all(isinstance(extent, int) for extent in extents):
+        raise ValueError("its images must have fixed sizes where a border of a zero point is found at run time")
     inside = np.pad(np.ones((1, 1, *extents), "bool"), widths)
     border = arithmetic.emit(relax.op.astype, zero_point, "uint8")
     return arithmetic.emit(relax.op.where, relax.const(inside), bordered, border)

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, emitter, input_at
+from mlc.sizes import size_of
 
 __all__ = ["dequantize_linear", "dynamic_quantize_linear", "quantize_linear", "unpacked", "wrong_scale"]
 
@@ -186,7 +187,7 @@ def _parameters(
     """The node's parameters, the scale in float32, of one element without dimensions; raises ``ValueError``."""
     from tvm import relax
 
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = [size_of(extent) for extent in x.ty.shape]
     scale, zero_point = inputs[1], input_at(inputs, 2)
     if dtype_of(scale) not in _FLOATS:
         raise ValueError(f"its scale must be one of {', '.join(_FLOATS)}, got {dtype_of(scale)}")
@@ -277,7 +278,7 @@ def _whole_blocks(bb: Any, x: Any, given: _Parameters) -> tuple[Any, Callable[[A
     """``x`` with zeros up to whole blocks, since the last may be shorter, and what cuts the result to its shape."""
     from tvm import relax
 
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = [size_of(extent) for extent in x.ty.shape]
     more = -shape[given.axis] % given.block if given.block else 0
     if not more:
         return x, lambda result: result
@@ -294,7 +295,7 @@ def _beside(bb: Any, x: Any, given: _Parameters, dtype: str = "float32") -> tupl
     """The data, the scale and the zero point (of ``dtype``) in shapes that broadcast."""
     from tvm import relax
 
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = [size_of(extent) for extent in x.ty.shape]
     data, parameters = x, []
     if given.block:
         whole, single = _blocks(shape, given.axis, given.block)
@@ -314,7 +315,7 @@ def _quantised_by_parts(bb: Any, x: Any, given: _Parameters, divided: str, wante
     A quotient of 16-bit numbers is that of float32 rounded once more, which changes nothing: float32 has more than
     twice their digits.
     """
-    emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
+    emit, shape = emitter(bb), [size_of(extent) for extent in x.ty.shape]
     data, scale, zero_point = _beside(bb, x, given)
     if divided != "float32":
         scale = _converted(bb, _converted(bb, scale, divided), "float32")
@@ -357,7 +358,7 @@ def _as_blocks(x: Any, given: _Parameters) -> _Parameters:
 def _dequantised_blocks(bb: Any, x: Any, given: _Parameters, dtype: str) -> Any:
     """``reshape((astype(reshape(x)) - zero_point) * scale)`` in ``dtype``; of weights, ``x`` stays the constant of
     integers."""
-    emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
+    emit, shape = emitter(bb), [size_of(extent) for extent in x.ty.shape]
     data, scale, zero_point = _beside(bb, x, given, dtype)
     wide = emit("astype", data, dtype)
     offsets = array_of(zero_point)
@@ -370,7 +371,7 @@ def _looked_up_blocks(bb: Any, x: Any, given: _Parameters, table: np.ndarray) ->
     """``reshape(take(table, reshape(x)) * scale)``; the codes stay a constant of bytes."""
     from tvm import relax
 
-    emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
+    emit, shape = emitter(bb), [size_of(extent) for extent in x.ty.shape]
     data, scale, _ = _beside(bb, x, given)
     numbers = bb.normalize(relax.op.take(relax.const(table), emit("astype", data, "int32"), axis=0, mode="clip"))
     return emit("reshape", emit("multiply", numbers, scale), shape)

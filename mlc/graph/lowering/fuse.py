@@ -22,7 +22,7 @@ from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
 from mlc.graph.ir.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 from mlc.graph.ir.states import is_append
 from mlc.operators import relax_where
-from mlc.sizes import size_of, usual_size
+from mlc.sizes import in_scope, size_of, usual_size
 from schedules.analysis import expensive_calls
 
 __all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
@@ -126,7 +126,7 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
     something small that the epilogue reads (an attention mask), which would be computed again for every element. On
     GPUs, where a kernel costs more than that, a vector of plain arithmetic is (the products of two scales).
     """
-    gpu = _for_gpu()
+    repeats = _repeats()
     bound = {b.var: b.value for b in bindings(mod["main"])}
     pattern = {
         gvar: pattern_of(func)
@@ -152,9 +152,15 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
         elif pattern[gvar] <= BROADCAST and args & inside:
             inside.add(var)
             changed.update((arg, OPAQUE) for arg in small & injective
-                           if uses[arg] == 1 and not (gpu and _is_light(mod, bound[arg])))
+                           if uses[arg] == 1 and not (repeats and _is_light(mod, bound[arg])))
 
     return _with_patterns(mod, changed)
+
+
+def _repeats() -> bool:
+    """Whether what is small is computed again where it is read: on GPUs, of what is quantised at run time, which is
+    recognised where sizes are fixed."""
+    return _for_gpu() and not in_scope()
 
 
 def _for_gpu() -> bool:
@@ -171,7 +177,7 @@ def _is_light(mod: tvm.IRModule, call: relax.Call) -> bool:
 def _repeat_scalars(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
     """On GPUs, make single numbers anew for each elementwise function that reads them, which then is one kernel with
     them: of several readers each would wait for a kernel of one thread."""
-    if not _for_gpu():
+    if not _repeats():
         return mod
 
     def is_scalar(value: relax.Expr | None) -> bool:

@@ -173,7 +173,7 @@ def _product(
     """The product, of that shape, as a kernel's, or by lookups without one; batches are more rows of it, so that the
     weight is read once."""
     depth, columns = weight.integers.shape
-    rows = (prod(shape[:-1]),) if prod(shape[:-2]) > 1 else shape[:-1]
+    rows = (prod(shape[:-1]),) if prod(shape[:-2]) != 1 else shape[:-1]
     if rows != shape[:-1]:
         data = builder.emit(op.reshape(data, (*rows, depth)))
     if weight.order[0] is not None:
