@@ -178,23 +178,21 @@ def _seed(task: Task) -> Scheduled | None:
 def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:
     """The first seed of the function's space; the last space's where none of its own fits: with a warning, unless it is
     free sizes that they do not fit. On GPUs other spaces that match are asked first then."""
-    target, reasons = task.target.tvm, list[tuple[Space, InvalidDecision]]()
-    last, free = registry.all_spaces(task.target.kind)[-1], usual_function(task.func) is not task.func
-    for space in registry.matching(task.func, target):
-        try:
-            return space, *first_seed(space, task.func, target)
-        except InvalidDecision as error:
-            if space is last:
-                raise
-            reasons.append((space, error))
-            if task.target.kind == "llvm":
-                break
-    found = last, *first_seed(last, task.func, target)
-    if not free:
-        space, reason = reasons[0]
-        warnings.warn(f"no schedule of {space.name} fits {task.name}, so {last.name} lays it out, which is slow "
-                      f"({reason})", stacklevel=2)
-    return found
+    target = task.target.tvm
+    space, last = registry.find(task.func, target), registry.all_spaces(task.target.kind)[-1]
+    try:
+        return space, *first_seed(space, task.func, target)
+    except InvalidDecision as error:
+        if space is last:
+            raise
+        if usual_function(task.func) is task.func:
+            warnings.warn(f"no schedule of {space.name} fits {task.name}, so {last.name} lays it out, which is slow "
+                          f"({error})", stacklevel=2)
+        elif task.target.kind == "cuda":
+            for other in registry.matching(task.func, target):
+                with suppress(InvalidDecision):
+                    return other, *first_seed(other, task.func, target)
+        return last, *first_seed(last, task.func, target)
 
 
 def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:
