@@ -35,6 +35,9 @@ _BYTES = 2
 #: that a thread has at most when a block of three warpgroups begins, and from how many on two of these take over what
 #: the third, which copies, leaves: together no more than all begin with, or they would wait for ever
 _BEGIN, _HANDED_ON, _FEW, _MANY = 168, 160, 24, 240
+#: registers of a thread's elements of a mask that are fetched at once, and of their places: with 128 keys and features
+#: the compiler for sm_90a spilled without room for them
+_MASK = 32
 #: warpgroups that take turns, and the number of the first one's barrier; 0 is that of all threads
 _PAIR, _TURN = 2, 1
 #: the part of what becomes of scores that products do not hide where warpgroups take turns: from Shah et al., whose
@@ -80,8 +83,9 @@ class WarpgroupTiles(Tiles):
         return ceil_div(extent, _WIDE) * _WIDE
 
     def registers(self, heads: Heads) -> int:
-        """Scores and their halves, the result's sums, and some more."""
-        return self.keys // 2 + self.keys // 4 + self.padded(heads.features) // 2 + 48
+        """Scores and their halves, the result's sums, and some more; with a mask also what of it is on its way."""
+        masked = 0 if heads.mask is None else _MASK
+        return self.keys // 2 + self.keys // 4 + self.padded(heads.features) // 2 + 48 + masked
 
     def launched_registers(self, heads: Heads) -> int:
         return min(self.registers(heads), _BEGIN if self.readers > 1 else self.most_registers)

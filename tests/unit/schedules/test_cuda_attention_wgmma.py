@@ -266,3 +266,14 @@ def test_a_trace_that_marks_what_is_no_longer_the_attention_is_refused() -> None
     assert "where boxes can be copied" in refusal(other, trace_json(sch), HOPPER)
     sch.compute_inline(sch.get_sblock("powers"))
     assert "blocks are as they were" in refusal(func, trace_json(sch), HOPPER)
+
+
+@needs_nvcc
+def test_a_mask_leaves_no_seed_without_registers() -> None:
+    """Of 128 keys and features, what of a mask is on its way has no room beside scores and sums."""
+    func = attention_case("masked", (1, 16), (1390, 227, 64, 128), "bfloat16", mask=True, warpgroups=True).func()
+    for decisions in SPACE.seeds(func, HOPPER):
+        shared = DynamicShared()
+        source = cuda_emulator.cuda_source(schedule_with(SPACE, func, HOPPER, decisions).mod["main"], HOPPER, [shared])
+        (kernel,) = kernels(source, "sm_90a", shared.bytes)
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0, decisions
