@@ -13,6 +13,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from schedules.analysis.memo import remembered
+
 __all__ = [
     "LEAST", "SIZES", "deciding", "free_function", "least_function", "shown_function", "specialised", "usual_function",
     "variables",
@@ -51,6 +53,11 @@ def shown_function(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimF
     """
     if target.kind.name != "cuda" or not func.attrs or SIZES not in func.attrs:
         return usual_function(func)
+    return _with_odd_sizes(func)
+
+
+@remembered  # spaces remember what they found out of the function that they were shown
+def _with_odd_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     sizes = [_odd(*map(int, size)) for size in func.attrs[SIZES]]
     return specialised(func, dict(zip(variables(func), sizes, strict=True))).with_attr(SHOWN, func)
 
@@ -62,11 +69,11 @@ def _odd(low: int, high: int, usual: int) -> int:
 
 
 def deciding(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
-    """:func:`shown_function`, of which :func:`least_function` gives that for the smallest sizes; the same object where
-    nothing is free."""
+    """:func:`shown_function`, of which :func:`least_function` gives that for the smallest sizes on CPUs; the same
+    object where nothing is free."""
     usual = shown_function(func, target)
-    if usual is func:
-        return func
+    if usual is func or target.kind.name == "cuda":
+        return usual
     lows = [int(size[0]) for size in func.attrs[SIZES]]
     return usual.with_attr(LEAST, specialised(func, dict(zip(variables(func), lows, strict=True))))
 

@@ -163,11 +163,11 @@ def _few(task: Task, sizes: Sequence[tuple[int, int, int]], axis: int) -> list[i
         return []
     usuals = [each for *_, each in sizes]
     target = task.target.tvm
-    found = []
+    own, found = registry.find(task.func, target), []
     for size in range(low, min(_FEW, high - 1, usual - 1) + 1):
         box = tuple((size, size) if i == axis else (first, last) for i, (first, last, _) in enumerate(sizes))
         part = boxed(task.func, box, [size if i == axis else each for i, each in enumerate(usuals)])
-        if registry.find(part, target) is registry.find(task.func, target):
+        if registry.find(part, target) is own:
             break
         found.append(size)
     return found
