@@ -10,8 +10,7 @@ them in order. Where too few blocks would run, a sum is cut over several, the la
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -21,7 +20,7 @@ from tvm import s_tir, tirx
 from schedules.analysis import loads, uses
 from schedules.cuda import memory_time
 from schedules.cuda.column_shape import PIECE, TYPES, Shape, bits_of, guards, neighbours, shape_of
-from schedules.cuda.common import CudaSpace, Leaf, ceil_div, inline_injective, leaves, limits, require
+from schedules.cuda.common import CudaSpace, Leaf, ceil_div, cheapest, inline_injective, leaves, limits, require
 from schedules.cuda.memory_time import SECTOR
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -78,15 +77,13 @@ class Columns(CudaSpace):
         shape = shape_of(func)
         assert shape is not None, "seeds are asked only of a space that matches"
         gpu = limits(target)
-        tiles = [_Tile(*choice) for choice in product(*(knob.values for knob in self.knobs(func, target)))]
-        fitting = [tile for tile in tiles if _misfit(tile, shape, gpu) is None]
+        knobs = {knob.name: knob.values for knob in self.knobs(func, target)}
 
         def preference(tile: _Tile) -> tuple[bool, float]:
             """TVM refuses some images that are cut into pieces with a rest."""
             return shape.pieces % tile.lanes != 0, _seconds(tile, shape, gpu)
 
-        for tile in sorted(fitting, key=preference)[:_SEEDS]:
-            yield asdict(tile)
+        return cheapest(_Tile, knobs, lambda tile: _misfit(tile, shape, gpu), preference, _SEEDS)
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from heapq import nsmallest
+from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 import tvm_ffi
@@ -16,12 +18,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.analysis import BlockInfo, describe, expression_size, loads, uses, walk
 from schedules.lockstep import is_fixed
 from schedules.machine import GpuMachine, gpu_machine
-from schedules.space import InvalidDecision, Space, best_seed
+from schedules.space import Decisions, InvalidDecision, Space, best_seed
 
 __all__ = [
-    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "bring_inside", "ceil_div", "inline_injective",
-    "leaves", "limits", "loop_kinds", "refresh", "require", "require_joined", "scratch", "uniform",
+    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "bring_inside", "ceil_div", "cheapest",
+    "inline_injective", "leaves", "limits", "loop_kinds", "refresh", "require", "require_joined", "scratch", "uniform",
 ]
+
+_Tile = TypeVar("_Tile", bound=Any)
 
 #: static ``__shared__`` arrays may not exceed this; more needs dynamic shared memory, which these spaces don't use
 _STATIC_SHARED_BYTES = 48 * 1024
@@ -149,6 +153,19 @@ def _worth_inlining(leaf: Leaf, others: Sequence[Leaf]) -> bool:
         if count and expression_size(body) + size * count > _MAX_EXPRESSION:
             return False
     return True
+
+
+def cheapest(
+    made: type[_Tile], knobs: Mapping[str, Sequence[int]], misfit: Callable[[_Tile], str | None],
+    cost: Callable[[_Tile], Any], count: int,
+) -> Iterator[Decisions]:
+    """The decisions of so many tiles that cost least, best first, of all that the ``knobs`` allow and that fit. A tile
+    is a dataclass whose fields are knobs."""
+    names = [field.name for field in fields(made)]
+    tiles = (made(*choice) for choice in product(*(knobs[name] for name in names)))
+    fitting = [tile for tile in tiles if misfit(tile) is None]
+    for tile in nsmallest(count, fitting, key=cost):
+        yield {name: getattr(tile, name) for name in names}
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import islice, product
 from math import ceil, prod
 from typing import Any
 
@@ -17,7 +16,7 @@ from tvm import s_tir, tirx
 
 from schedules import intrin
 from schedules.cuda import memory_time
-from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
+from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, cheapest, require
 from schedules.cuda.few_bits_form import MARK, FewBits, few_bits_of
 from schedules.cuda.few_bits_kernel import FewBitsTile, Streamed
 from schedules.cuda.few_bits_products import Fragments, MultiplyAdds
@@ -81,10 +80,9 @@ class FewBitsProduct(CudaSpace):
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         found, gpu, wide = _known(func), gpu_machine(target), _on_tensor_cores(_known(func), target)
-        tiles = [FewBitsTile(*choice) for choice in product(*(knob.values for knob in self.knobs(func, target)))]
-        fitting = [tile for tile in tiles if _misfit(tile, found, gpu, wide) is None]
-        for tile in islice(sorted(fitting, key=lambda t: seconds(t, found, gpu, wide)), _SEEDS):
-            yield {field.name: getattr(tile, field.name) for field in fields(FewBitsTile)}
+        knobs = {knob.name: knob.values for knob in self.knobs(func, target)}
+        return cheapest(FewBitsTile, knobs, lambda t: _misfit(t, found, gpu, wide),
+                        lambda t: seconds(t, found, gpu, wide), _SEEDS)
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0

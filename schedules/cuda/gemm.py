@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice, product
 from math import ceil
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, limits, require
+from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, cheapest, limits, require
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -102,11 +101,8 @@ class TiledContraction(CudaSpace):
         knobs = {k.name: k.values for k in self.knobs(func, target)}
         knobs |= {"vector": knobs["vector"][-1:], "unroll": (16,)}  # nothing here can tell these apart
         gpu = limits(target)
-        tiles = [Tile(*choice) for choice in product(*(knobs[f.name] for f in fields(Tile)))]
-        fitting = [t for t in tiles if _misfit(t, contraction, gpu) is None]
-        best = sorted(fitting, key=lambda t: estimate(t, contraction, gpu))
-        for tile in islice(best, _SEEDS):
-            yield {f.name: getattr(tile, f.name) for f in fields(Tile)}
+        return cheapest(Tile, knobs, lambda t: _misfit(t, contraction, gpu), lambda t: estimate(t, contraction, gpu),
+                        _SEEDS)
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import islice, product
 from math import prod
 from typing import Any
 
@@ -24,7 +23,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules import intrin
-from schedules.cuda.common import CudaSpace, bind_leaves, require
+from schedules.cuda.common import CudaSpace, bind_leaves, cheapest, require
 from schedules.cuda.contraction import (
     PRECISION,
     Contraction,
@@ -102,10 +101,8 @@ class TensorCoreGemm(CudaSpace):
         contraction, kind = _known(func)
         knobs = {k.name: k.values for k in self.knobs(func, target)} | {"panel": (8,)}
         gpu = gpu_machine(target)
-        tiles = [WarpTile(*choice) for choice in product(*(knobs[f.name] for f in fields(WarpTile)))]
-        fitting = [t for t in tiles if misfit_of(t, contraction, kind, gpu) is None]
-        for tile in islice(sorted(fitting, key=lambda t: estimate(t, contraction, kind, gpu)), _SEEDS):
-            yield {f.name: getattr(tile, f.name) for f in fields(WarpTile)}
+        return cheapest(WarpTile, knobs, lambda t: misfit_of(t, contraction, kind, gpu),
+                        lambda t: estimate(t, contraction, kind, gpu), _SEEDS)
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
