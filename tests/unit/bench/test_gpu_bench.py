@@ -22,7 +22,8 @@ from mlc.networks.models import Network
 from mlc.target import resolve
 from mlc.testing.cuda_cases import product_case
 from tests.performance import bench_gpu, gpu_peers
-from tests.performance.bench_gpu import Case, cases, main, run
+from tests.performance.bench_gpu import main, run
+from tests.performance.gpu_cases import Case, cases
 
 
 def test_products_are_built_checked_and_timed(tmp_path: Path) -> None:
