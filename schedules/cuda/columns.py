@@ -172,10 +172,6 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
     block = _blocks(sch, total, out, column, shape, tile)
     shared = sch.cache_write(sums, 0, "local")
     sch.set_scope(shared, 0, "shared")
-    if shape.vector == 2 * _WIDE and _held_bits(sch, shared) == 8 * PIECE // _WIDE:
-        _apart(sch, shared, own + 1, tile, rows=True)
-        if not exact:
-            _apart(sch, main.rv, own, tile, rows=False)
     sch.compute_at(shared, block, preserve_unit_loops=True)
     first, *others = sch.get_loops(shared)[1:]
     lane, held = sch.split(others[own], [tile.lanes, shape.vector])
@@ -191,6 +187,11 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
         _join(sch, total, out, own, shape, tile)
     else:
         _join_shared(sch, total, out, own, shape, tile)
+    # the last step: what a thread fetches of a sum is found where its place is that of the result
+    if shape.vector == 2 * _WIDE and _held_bits(sch, shared) == 8 * PIECE // _WIDE:
+        _apart(sch, shared, own + 1, tile, rows=True)
+        if not exact:
+            _apart(sch, main.rv, own, tile, rows=False)
 
 
 def _reduced(sch: s_tir.Schedule, block: Any) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Whether random candidates of the spaces for tensor cores hold in the machine code what they promise, without a GPU.
+"""Whether random candidates of CUDA's spaces hold in the machine code what they promise, without a GPU.
 
     python -m tests.performance.cuda_candidates [--space cuda.mma] [--count 500] [--seeds] [--output FOLDER]
 
@@ -35,9 +35,12 @@ from mlc.testing.cuda_attention import attention_case
 from mlc.testing.cuda_cases import epilogue_case, product_case
 from mlc.testing.cuda_few_bits import PackedProduct
 from mlc.testing.cuda_images import Image
+from mlc.testing.cuda_memory import layer_norm, narrow_norm, pooled, rms_norm, row_sums, row_times, softmax
 from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
+from schedules.cuda.columns import Columns
 from schedules.cuda.few_bits import FewBitsProduct
 from schedules.cuda.mma import TensorCoreGemm
+from schedules.cuda.reduction import Reduce, Rows
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.machine import gpu_of
 from schedules.space import Decisions, InvalidDecision, Space, schedule_with
@@ -131,12 +134,41 @@ def _few_bits(rng: random.Random) -> Drawn:
     return product.case(), FewBitsProduct(), dtype, (_OPCODES[dtype], "LDG.E.128")
 
 
+def _columns(rng: random.Random) -> Drawn:
+    """A row times a weight, and pooling; what lies side by side is fetched as 16 bytes where it can be."""
+    dtype = rng.choice(("float16", "bfloat16", "float32"))
+    if rng.random() < 0.25:
+        case = pooled((rng.choice((14, 28, 56)), rng.choice((14, 28, 56)), 8 * rng.choice((3, 8, 32))),
+                      rng.choice((2, 3)), dtype)
+    else:
+        case = row_times(16 * rng.randint(4, 256), 8 * rng.randint(4, 512), dtype,
+                         rng.choice((dtype, "float32")), rng.choice((1, 1, 2, 3)))
+    return case, Columns(), dtype, ("LDG.E.128",)
+
+
+def _rows(rng: random.Random) -> Drawn:
+    rows, columns = rng.choice((1, 8, 200, 4096)), rng.choice((1, 4, 8)) * rng.randint(8, 1024)
+    dtype = rng.choice(("float16", "bfloat16"))
+    case = rng.choice((softmax(rows, columns), layer_norm(rows, columns), rms_norm(rows, columns),
+                       narrow_norm(rows, columns, dtype)))
+    return case, Rows(), "float32", ("LDG",)
+
+
+def _sums(rng: random.Random) -> Drawn:
+    dtype = rng.choice(("float16", "bfloat16", "float32"))
+    case = row_sums(rng.choice((1, 8, 200, 4096)), rng.choice((1, 4, 8)) * rng.randint(8, 1024), dtype)
+    return case, Reduce(), dtype, ("LDG",)
+
+
 SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
     "cuda.mma": (_product, ("sm_80", "sm_90a")),
     "cuda.wgmma": (_warpgroup_product, ("sm_90a",)),
     "cuda.few_bits": (_few_bits, ("sm_80", "sm_90a")),
     "cuda.attention": (_attention, ("sm_80", "sm_90a")),
     "cuda.attention_wgmma": (_warpgroup_attention, ("sm_90a",)),
+    "cuda.columns": (_columns, ("sm_80", "sm_90a")),
+    "cuda.rows": (_rows, ("sm_80", "sm_90a")),
+    "cuda.reduce": (_sums, ("sm_80", "sm_90a")),
 }
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
 
-import numpy as np
 import pytest
 from harness import check_orders, emulate
-from tvm import te, topi
 
 from mlc.codegen.cuda import legal_names
 from mlc.codegen.inspection import find_nvdisasm, kernels
@@ -16,6 +13,7 @@ from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES
+from mlc.testing.cuda_memory import mean, pooled, row_times
 from schedules import registry
 from schedules.cuda.columns import Columns
 from schedules.space import InvalidDecision, first_seed, schedule_with
@@ -23,56 +21,10 @@ from schedules.space import InvalidDecision, first_seed, schedule_with
 SPACE = Columns()
 BY_NAME = {case.name: case for case in CASES}
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
-#: of the sums, or of a result of that type
-TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 3e-3}
 
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None or find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
-
-
-def row_times(terms: int, columns: int, dtype: str, result: str = "float32", rows: int = 1) -> Case:
-    """Rows of ``dtype`` times a weight, with a bias of float32, rounded to ``result``."""
-    def build() -> list[Any]:
-        x, w = te.placeholder((rows, terms), dtype, "x"), te.placeholder((terms, columns), dtype, "w")
-        bias = te.placeholder((columns,), "float32", "bias")
-        k = te.reduce_axis((0, terms), "k")
-        product = te.compute((rows, columns), lambda i, j: te.sum(
-            x[i, k].astype("float32") * w[k, j].astype("float32"), axis=k), "product")
-        return [x, w, bias, topi.cast(topi.add(product, bias), result)]
-
-    def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        return x @ w + bias
-
-    return Case(f"{rows}x{terms}x{columns}_{dtype}_{result}", build, reference, TOLERANCE[result], space=SPACE.name,
-                index="int64")
-
-
-def pooled(image: tuple[int, int, int], size: int, dtype: str) -> Case:
-    """The largest of windows of an image of channels last, with a border, half as large."""
-    height, width, channels = image
-
-    def build() -> list[Any]:
-        x = te.placeholder((1, height, width, channels), dtype, "x")
-        border = (size // 2,) * 4
-        return [x, topi.nn.pool2d(x, (size, size), (2, 2), (1, 1), border, "max", layout="NHWC")]
-
-    def reference(x: np.ndarray) -> np.ndarray:
-        pad = size // 2
-        padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=-np.inf)
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(1, 2))
-        return windows[:, ::2, ::2].max((-2, -1))
-
-    return Case(f"pool{size}_{dtype}", build, reference, 0.0, space=SPACE.name, index="int64")
-
-
-def mean(image: tuple[int, int, int]) -> Case:
-    """Over the pixels of an image of channels last."""
-    def build() -> list[Any]:
-        x = te.placeholder((1, *image), "float32", "x")
-        return [x, topi.divide(topi.sum(x, [1, 2]), float(image[0] * image[1]))]
-
-    return Case(f"mean{image[0]}", build, lambda x: x.mean((1, 2)), 1e-5, space=SPACE.name, index="int64")
 
 
 @needs_nvcc
@@ -94,12 +46,22 @@ def test_main_loops_fetch_16_bytes(case: Case) -> None:
         sch, decisions = first_seed(SPACE, case.func(), target)
         (kernel,) = kernels(cuda_emulator.cuda_source(sch.mod["main"], target), str(target.attrs["arch"]))
         assert kernel.stack_bytes == kernel.spilled_bytes == 0
-        assert kernel.count("LDG.E.128") >= 2
+        assert kernel.count("LDG.E.128") >= min(2, len(case.func().params) - 1), "of a product, both operands"
         if decisions["parts"] == 1:
             assert kernel.count("LDG") == kernel.count("LDG.E.128")
             assert kernel.count("STG") == kernel.count("STG.E.128") > 0
         else:
             assert kernel.count("LDG") - kernel.count("LDG.E.128") <= 2 * decisions["parts"]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("together", "wide"), [(2, "LDS.128"), (4, "LDS.64")])
+def test_few_threads_add_up_vectors_in_registers(together: int, wide: str) -> None:
+    """Of eight neighbours, each thread half or a quarter, of the sums of all threads."""
+    case = row_times(2048, 1024, "float16")
+    sch = schedule_with(SPACE, case.func(), HOPPER, {"lanes": 64, "together": together, "parts": 8})
+    (kernel,) = kernels(cuda_emulator.cuda_source(sch.mod["main"], HOPPER), "sm_90a")
+    assert kernel.count(wide) > 0 == kernel.stack_bytes == kernel.count("LDL")
 
 
 def test_seeds_fill_the_gpu() -> None:

@@ -18,6 +18,7 @@ from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES
+from mlc.testing.cuda_memory import layer_norm, narrow_norm, rms_norm, row_sums, softmax
 from schedules import registry
 from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.reduction import Reduce, Rows
@@ -27,68 +28,9 @@ SPACE = Rows()
 BY_NAME = {case.name: case for case in CASES}
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
 
-ROUNDED = {"float16": 1e-3, "bfloat16": 8e-3}
-
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None or find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
-
-
-def softmax(rows: int, columns: int) -> Case:
-    def reference(x: np.ndarray) -> np.ndarray:
-        powers = np.exp(x - x.max(-1, keepdims=True))
-        return powers / powers.sum(-1, keepdims=True)
-
-    return Case("softmax", lambda: _with_result(topi.nn.softmax, (rows, columns)), reference, 1e-5, space=SPACE.name,
-                index="int64")
-
-
-def layer_norm(rows: int, columns: int) -> Case:
-    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
-
-    return Case("layer_norm", lambda: _with_result(
-        lambda x, g, b: topi.nn.layer_norm(x, g, b, [1]), (rows, columns), (columns,), (columns,)), reference, 5e-5,
-        space=SPACE.name, index="int64")
-
-
-def rms_norm(rows: int, columns: int) -> Case:
-    """Of the sum with what went before, as decoders have it."""
-    def build(x: Any, residual: Any, g: Any) -> Any:
-        return topi.nn.rms_norm(topi.add(x, residual), g, [1])
-
-    def reference(x: np.ndarray, residual: np.ndarray, g: np.ndarray) -> np.ndarray:
-        y = x + residual
-        return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5) * g
-
-    return Case("rms_norm", lambda: _with_result(build, (rows, columns), (rows, columns), (columns,)), reference, 5e-5,
-                space=SPACE.name, index="int64")
-
-
-def narrow_norm(rows: int, columns: int, dtype: str) -> Case:
-    """Layer normalisation of 16 bits, computed in float32, with a scale and a shift of float32."""
-    def build() -> list[Any]:
-        x = te.placeholder((rows, columns), dtype, "x")
-        g, b = (te.placeholder((columns,), "float32", name) for name in "gb")
-        return [x, g, b, topi.cast(topi.nn.layer_norm(topi.cast(x, "float32"), g, b, [1]), dtype)]
-
-    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
-
-    return Case(f"norm_{dtype}", build, reference, ROUNDED[dtype], space=SPACE.name, index="int64")
-
-
-def row_sums(rows: int, columns: int, dtype: str) -> Case:
-    def build() -> list[Any]:
-        x = te.placeholder((rows, columns), dtype, "x")
-        return [x, topi.sum(topi.cast(x, "float32"), 1)]
-
-    return Case(f"sums_{dtype}", build, lambda x: x.sum(1), 1e-5, space="cuda.reduce", index="int64")
-
-
-def _with_result(build: Any, *shapes: tuple[int, ...]) -> list[Any]:
-    inputs = [te.placeholder(shape, "float32", f"p{i}") for i, shape in enumerate(shapes)]
-    return [*inputs, build(*inputs)]
 
 
 def norm_with_extremes(rows: int, columns: int) -> Case:
@@ -230,8 +172,11 @@ def test_sums_of_neighbours_fetch_16_bytes(dtype: str) -> None:
 
 @needs_nvcc
 def test_what_is_fetched_of_several_axes_is_in_registers() -> None:
-    case = Case("largest", lambda: _with_result(lambda x: topi.max(x, [0, 1]), (128, 768)), np.max, space="cuda.reduce",
-                index="int64")
+    def build() -> list[Any]:
+        x = te.placeholder((128, 768), "float32", "x")
+        return [x, topi.max(x, [0, 1])]
+
+    case = Case("largest", build, np.max, space="cuda.reduce", index="int64")
     kernel = compiled(first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"], AMPERE)
     assert kernel.count("LDG.E.128.CONSTANT") > 0 == kernel.stack_bytes == kernel.count("LDL")
 
