@@ -28,8 +28,9 @@ __all__ = ["FewBitsTile", "Streamed"]
 
 _SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 _ACCESS_BYTES = 16
-#: floats between rows of sums in shared memory beyond their columns: neither rows nor columns of a fragment meet
-_PADDING = 4
+#: floats between two rows of sums and the next two in shared memory: of a fragment's columns, those of every other row
+#: are kept at once, in other banks each; of neighbouring columns, 128 bytes are fetched at once, of a row or of such two
+_PADDING = 8
 #: sums that a thread adds up at a time
 _PIECE = 4
 
@@ -59,17 +60,17 @@ class FewBitsTile:
     def block_columns(self) -> int:
         return COLUMNS * self.columns * self.beside
 
-    @property
-    def stride(self) -> int:
-        """Floats between rows in shared memory."""
-        return self.block_columns + _PADDING
+    def place(self, warp: Any, rows: int, row: Any, column: Any) -> Any:
+        """Where a warp's sum is in shared memory, of blocks of so many ``rows``."""
+        pairs = warp * ceil_div(rows, 2) + row // 2
+        return pairs * (2 * self.block_columns + _PADDING) + row % 2 * self.block_columns + column
 
     def height(self, product: FewBits) -> int:
         """Rows of a block that has most."""
         return min(self.rows, product.m)
 
     def shared_bytes(self, product: FewBits) -> int:
-        return 4 * self.together * self.height(product) * self.stride
+        return 4 * self.together * ceil_div(self.height(product), 2) * (2 * self.block_columns + _PADDING)
 
     def bands(self, product: FewBits) -> int:
         """Blocks that have the same columns and other rows."""
@@ -249,8 +250,8 @@ class Streamed:
 
     def _keep(self, row: Any, column: Any, value: Any) -> tirx.Stmt:
         """Write a warp's sum to shared memory."""
-        at = (self.along * self.rows + row) * self.tile.stride + self.beside * (COLUMNS * self.tile.columns)
-        return self.set(self.memory, at + column, value)
+        column = self.beside * (COLUMNS * self.tile.columns) + column
+        return self.set(self.memory, self.tile.place(self.along, self.rows, row, column), value)
 
     def _pieces(self, visit: Callable[[Any, Any, Any], list[Any]]) -> tirx.Stmt:
         """Deal the block's results out to its threads, some neighbours to each: ``visit(number, row, column)``."""
@@ -268,7 +269,7 @@ class Streamed:
         tile, m = self.tile, self.rows
 
         def in_block(row: Any, column: Any) -> tirx.Stmt:
-            return self._total(tile.together, lambda n, e: self.memory[(n * m + row) * tile.stride + column + e])
+            return self._total(tile.together, lambda n, e: self.memory[tile.place(n, m, row, column) + e])
 
         if tile.parts == 1:
             return [self._pieces(lambda _n, row, column: [in_block(row, column), self._store(row, column)])]

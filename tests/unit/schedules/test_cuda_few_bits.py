@@ -99,6 +99,8 @@ def test_odd_sizes_are_right(product: PackedProduct, decisions: Decisions) -> No
     assert error <= case.rtol
     words = [cost for cost in costs if not cost.shared and cost.what == "uint4" and cost.taken == cost.least]
     assert sum(cost.taken for cost in words) * 32 >= product.packing.words_shape[0] * 512, "16 bytes a lane"
+    shared = [cost for cost in costs if cost.shared]
+    assert 0 < sum(cost.taken for cost in shared) <= 1.1 * sum(cost.least for cost in shared), shared
 
 
 @needs_gxx
