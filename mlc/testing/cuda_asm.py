@@ -11,6 +11,8 @@ __all__ = ["Statement", "emulated", "statements"]
 _BEGIN = re.compile(r"\b(?:__asm__|asm)\s*(?:__volatile__|volatile)?\s*\(")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ACCESS = re.compile(r"\*\((float2|float4|uint2|uint4|int2|int4|half2|half4|u?longlong4)\*\)\(")
+#: an array in shared memory, as the emulator declares it
+_SHARED = re.compile(r"(\w+)\* (\w+) = (?:\(\1\*\)emulator::own_shared|emulator::shared_array<)")
 #: a copy, or zeros where a predicate does not hold
 _GUARDED_COPY = re.compile(
     r"setp\.eq\.u32 p, %3, 1; .*@p cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], %2; *@!p st\.shared"
@@ -162,25 +164,32 @@ def _hopper_call(statement: Statement, place: int) -> str:
 
 
 def _noted(source: str, place: int) -> str:
-    """Accesses of whole vectors through pointers."""
+    """Accesses of whole vectors through pointers, and of elements of arrays in shared memory, except in an index."""
+    arrays = {name: element for element, name in _SHARED.findall(source)}
+    named = "|".join(arrays) or "(?!)"
+    element = rf"(?<!&)(?<!&\()(?<!\w)(?:\(\((?:volatile )?(\w+)\*\)({named})\)|({named}))\["
+    which = re.compile(f"{_ACCESS.pattern}|{element}")
     parts, last = [], 0
-    while found := _ACCESS.search(source, last):
+    while found := which.search(source, last):
+        vector, cast, *names = found.groups()
         close = _closing(source, found.end() - 1)
-        pointer = f"({found[1]}*){source[found.end() - 1 : close + 1]}"
-        parts += [source[last : found.start()], f'*ptx::note({place}, "{found[1]}", {pointer})']
+        kind = vector or cast or arrays[names[1]]
+        place_of = source[found.end() - 1 : close + 1] if vector else f"&{source[found.start() : close + 1]}"
+        noted = f'*ptx::note({place}, "{kind}", ({kind}*){place_of})'
+        parts += [source[last : found.start()], noted if vector else f"({noted})"]
         last, place = close + 1, place + 2  # wide ones are two accesses
     return "".join([*parts, source[last:]])
 
 
 def _closing(source: str, opening: int) -> int:
-    """The parenthesis that closes the one at ``opening``; texts are passed by."""
+    """The parenthesis or bracket that closes the one at ``opening``; texts are passed by."""
     depth, quoted = 0, False
     for position in range(opening, len(source)):
         letter = source[position]
         if letter == '"':
             quoted = not quoted
         elif not quoted:
-            depth += (letter == "(") - (letter == ")")
+            depth += (letter in "([") - (letter in ")]")
             if depth == 0:
                 return position
     raise ValueError("the source must close each parenthesis")
