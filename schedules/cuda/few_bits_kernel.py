@@ -28,8 +28,8 @@ __all__ = ["FewBitsTile", "Streamed"]
 
 _SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 _ACCESS_BYTES = 16
-#: floats between two rows of sums and the next two in shared memory: of a fragment's columns, those of every other row
-#: are kept at once, in other banks each; of neighbouring columns, 128 bytes are fetched at once, of a row or of such two
+#: floats between two rows of sums and the next two in shared memory: lanes keep columns of every other row at once, all
+#: in other banks, and fetch 128 bytes of neighbouring columns at once, of one row or of such two
 _PADDING = 8
 #: sums that a thread adds up at a time
 _PIECE = 4
