@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tuning_tasks import TARGET, TiledMatmul, matmul
+from tuning_tasks import TARGET, matmul
 
 from mlc.log import TuningLog
 from mlc.measure.dispatch import Dispatcher
@@ -16,17 +16,13 @@ from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
 from mlc.testing.fleet import SimulatedDevices
 from mlc.testing.measuring import FakeMeasurer, bowl, decided
 from mlc.testing.remote import Clock
-from mlc.tuning import TuneOptions, session, tune_tasks
-from schedules import registry
+from mlc.tuning import TuneOptions, tune_tasks
 
 BEST = (8, 32, 4)
 TASKS = [matmul(64, 64, 32 * (1 + i), weight=1 + i % 3) for i in range(6)]
 
 
-@pytest.fixture(autouse=True)
-def small_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "find", lambda func, target: TiledMatmul())
-    monkeypatch.setattr(session, "pretrained", lambda target: (None, ""))
+pytestmark = pytest.mark.usefixtures("small_space")
 
 
 def _run(device: str, request: MeasureRequest, rounds: int) -> MeasureResult:

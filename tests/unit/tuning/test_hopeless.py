@@ -6,26 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tuning_tasks import TARGET, TiledMatmul, matmul
+from tuning_tasks import TARGET, matmul
 
 from mlc.errors import MeasureError
 from mlc.log import TuningLog
 from mlc.measure.measurer import MeasureResult
 from mlc.target import resolve
 from mlc.testing.misbehaving import Refuser
-from mlc.tuning import TuneOptions, TuneReport, session, tune_tasks
+from mlc.tuning import TuneOptions, TuneReport, tune_tasks
 from mlc.tuning.events import Event, Finished
 from mlc.tuning.hopeless import FirstResults
-from schedules import registry
 
 ILLEGAL = MeasureResult(failure="crash", detail="the worker ended with SIGILL")
 WORKED = MeasureResult(times=(1e-3,))
 
 
-@pytest.fixture(autouse=True)
-def small_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "find", lambda func, target: TiledMatmul())
-    monkeypatch.setattr(session, "pretrained", lambda target: (None, ""))
+pytestmark = pytest.mark.usefixtures("small_space")
 
 
 def _run(log: TuningLog, measurer: Refuser, sizes: Sequence[int], events: list[Event], trials: int = 100) -> TuneReport:

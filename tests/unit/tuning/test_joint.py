@@ -114,11 +114,6 @@ def decision(log: TuningLog) -> Decision:
     return found[0]
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> TuningLog:
-    return TuningLog(tmp_path / "log.db")
-
-
 def test_without_rules_the_models_own_graph_is_tuned_alone(log: TuningLog) -> None:
     measurer = ByFunction(lambda least, columns: least + 10e-6)
     events: list[Event] = []
