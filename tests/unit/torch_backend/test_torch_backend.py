@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import configparser
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -16,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch_runs import check, run  # noqa: E402
 
 import mlc  # noqa: E402
 from mlc import torch_backend  # noqa: E402
@@ -26,49 +26,6 @@ from mlc.torch_backend import compiler  # noqa: E402
 
 #: architectures of which every graph is compiled
 _WHOLE = ("convnextv2", "vit", "roberta")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch_backend.register()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture()
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[mlc.Executable]:
-    """Gets what is really compiled."""
-    made: list[mlc.Executable] = []
-    compile_ = mlc.compile
-
-    def counted(model: Any, **options: Any) -> mlc.Executable:
-        exe = compile_(model, **options)
-        made.append(exe)
-        return exe
-
-    monkeypatch.setattr(mlc, "compile", counted, raising=False)
-    return made
-
-
-def _run(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
-    """What the compiled function returns, and what it warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = torch.compile(function, backend="mlc", **options)(*args)
-    return result, [str(w.message) for w in caught if "runs eagerly" in str(w.message)]
-
-
-def _check(got: Any, wanted: Any, rtol: float = 1e-4) -> None:
-    got, wanted = (torch.utils._pytree.tree_leaves(each) for each in (got, wanted))
-    assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
-        if isinstance(other, torch.Tensor):
-            assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
-            scale = float(other.abs().max()) if other.is_floating_point() and other.numel() else 1.0
-            torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * scale)
 
 
 class Mixed(nn.Module):
@@ -91,8 +48,8 @@ def test_a_model_is_one_graph_and_right(compiled: list[mlc.Executable]) -> None:
     model = Mixed().eval()
     for _ in range(2):
         x = torch.randn(2, 3, 8, 8)
-        got, eagerly = _run(model, x)
-        _check(got, model(x))
+        got, eagerly = run(model, x)
+        check(got, model(x))
         assert got["x"] is x and got["v"].data_ptr() == x.data_ptr()
         assert not eagerly
     assert len(compiled) == 1 and len(compiled[0].inputs) == 1, "weights and statistics are inside"
@@ -102,8 +59,8 @@ def test_inference_mode() -> None:
     model = Mixed().eval()
     with torch.inference_mode():
         x = torch.randn(2, 3, 8, 8)
-        got, eagerly = _run(model, x)
-        _check(got, model(x))
+        got, eagerly = run(model, x)
+        check(got, model(x))
     assert not eagerly
 
 
@@ -112,7 +69,7 @@ def test_weights_that_count_no_changes_are_inputs(compiled: list[mlc.Executable]
         linear = nn.Linear(8, 4)
         fast, x = torch.compile(linear, backend="mlc"), torch.randn(2, 8)
         for _ in range(3):
-            _check(fast(x), linear(x))
+            check(fast(x), linear(x))
             linear.weight.mul_(2.0)
     assert len(compiled) == 1
 
@@ -122,7 +79,7 @@ def test_one_artifact_serves_what_turns_out_to_be_free(compiled: list[mlc.Execut
     fast = torch.compile(linear, backend="mlc")
     for rows in (2, 3, 5, 300, 3, 2):  # Dynamo sees at the second that the size is free
         x = torch.randn(rows, 8)
-        _check(fast(x), linear(x))
+        check(fast(x), linear(x))
     assert [exe.inputs[0].free for exe in compiled] == [False, True]
 
 
@@ -138,7 +95,7 @@ def test_several_threads_compile_at_once(compiled: list[mlc.Executable]) -> None
                 x = torch.randn(batch, 8)
                 for turn in range(len(models)):
                     which = (turn + number) % len(models)
-                    _check(fast[which](x), models[which](x))
+                    check(fast[which](x), models[which](x))
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(call, number) for number in range(4)]:
@@ -152,7 +109,7 @@ def test_marked_dimensions_are_free_at_once(compiled: list[mlc.Executable]) -> N
     for batch in (3, 2, 7, 16):
         x = torch.randn(batch, 3, 8, 8)
         torch._dynamo.mark_dynamic(x, 0)
-        _check(fast(x), model(x))
+        check(fast(x), model(x))
     assert len(compiled) <= 2  # the range has a second artifact where Dynamo's guards end the first one's
     for exe in compiled:
         assert [size.name for size in exe.inputs[0].shape if isinstance(size, Free)] and len(exe.inputs) == 1
@@ -164,7 +121,7 @@ def test_a_marked_range_is_that_of_the_artifact(compiled: list[mlc.Executable]) 
     for rows in (3, 6, 4):
         x = torch.randn(rows, 8)
         torch._dynamo.mark_dynamic(x, 0, min=3, max=6)
-        _check(fast(x), linear(x))
+        check(fast(x), linear(x))
     (exe,) = compiled
     assert isinstance(free := exe.inputs[0].shape[0], Free) and (free.range.low, free.range.high) == (3, 6)
 
@@ -181,7 +138,7 @@ def test_sizes_that_are_computed_with(compiled: list[mlc.Executable]) -> None:
         x, y = torch.randn(first, 8), torch.randn(second, 8)
         for tensor in (x, y):
             torch._dynamo.mark_dynamic(tensor, 0)
-        _check(fast(x, y), function(x, y))
+        check(fast(x, y), function(x, y))
     assert len(compiled) == 1
 
 
@@ -192,7 +149,7 @@ def test_numbers_that_turn_out_to_be_free_are_inputs(numbers: Any, compiled: lis
 
     fast, x = torch.compile(function, backend="mlc"), torch.randn(3, 4)
     for n in numbers:
-        _check(fast(x, n), function(x, n))
+        check(fast(x, n), function(x, n))
     assert len(compiled) == 2
 
 
@@ -202,14 +159,14 @@ def test_numbers_that_are_divided_are_rounded_as_in_python(compiled: list[mlc.Ex
 
     fast, x = torch.compile(function, backend="mlc"), torch.randn(3, 4)
     for n in (4, 2, -7):
-        _check(fast(x, n), function(x, n))
+        check(fast(x, n), function(x, n))
     assert len(compiled) == 3
 
 
 def test_a_result_that_lies_in_an_input_where_a_number_says() -> None:
     fast, x = torch.compile(lambda x, n: x[n % 3], backend="mlc"), torch.randn(3, 4)
     for n in (2, 3, 7, 8):
-        _check(fast(x, n), x[n % 3])
+        check(fast(x, n), x[n % 3])
 
 
 def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
@@ -220,7 +177,7 @@ def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: l
     with pytest.warns(UserWarning, match="must be called with at most 2 sets of sizes") as caught:
         for rows in range(2, 6):
             x = torch.randn(rows, 8)
-            _check(fast(x), linear(x))
+            check(fast(x), linear(x))
     assert len(compiled) == 2 and len([w for w in caught if "runs eagerly" in str(w.message)]) == 1
 
 
@@ -240,9 +197,9 @@ def test_updates_in_place() -> None:
         return state.relu()
 
     x, mine, eager = torch.randn(4, 6), torch.zeros(6), torch.zeros(6)
-    got, eagerly = _run(function, x, mine)
-    _check(got, function(x, eager))
-    _check(mine, eager)
+    got, eagerly = run(function, x, mine)
+    check(got, function(x, eager))
+    check(mine, eager)
     assert not eagerly
 
 
@@ -257,9 +214,9 @@ def test_a_graph_break_leaves_python_to_python(
         return second(y)
 
     x = torch.randn(3, 8)
-    got, eagerly = _run(function, x)
+    got, eagerly = run(function, x)
     assert capsys.readouterr().out == "in between\n"
-    _check(got, function(x))
+    check(got, function(x))
     assert len(compiled) == 2 and not eagerly
 
 
@@ -271,7 +228,7 @@ def test_an_operator_that_is_unknown_is_named_once() -> None:
     fast = torch.compile(function, backend="mlc")
     with pytest.warns(UserWarning, match=r"runs eagerly: .*aten\._linalg_svd") as caught:
         for _ in range(3):
-            _check(fast(x), function(x))
+            check(fast(x), function(x))
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
 
@@ -283,14 +240,14 @@ def test_random_numbers_stay_random() -> None:
 
 def test_complex_numbers_run_eagerly() -> None:
     x = torch.randn(4)
-    got, eagerly = _run(lambda x: torch.complex(x, x), x)
+    got, eagerly = run(lambda x: torch.complex(x, x), x)
     assert torch.equal(got, torch.complex(x, x)) and len(eagerly) == 1
 
 
 def test_training_runs_eagerly_and_learns(compiled: list[mlc.Executable]) -> None:
     linear, x = nn.Linear(8, 4), torch.randn(3, 8)
     with torch.enable_grad():
-        got, eagerly = _run(linear, x)
+        got, eagerly = run(linear, x)
         got.sum().backward()
     torch.testing.assert_close(linear.weight.grad, x.sum(0).expand(4, 8))
     assert not compiled and len(eagerly) == 1 and "call it under torch.inference_mode()" in eagerly[0]
@@ -299,16 +256,16 @@ def test_training_runs_eagerly_and_learns(compiled: list[mlc.Executable]) -> Non
 def test_weights_that_change_are_seen(compiled: list[mlc.Executable]) -> None:
     linear, x = nn.Linear(8, 4), torch.randn(3, 8)
     fast = torch.compile(linear, backend="mlc")
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
     linear.weight.mul_(2)
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
     linear.load_state_dict(nn.Linear(8, 4).state_dict())
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
     linear.bias = nn.Parameter(torch.randn(4))
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
     assert len(compiled) == 4
     linear.bias.data = torch.randn(4)
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
 
 
 @pytest.mark.parametrize("change", [
@@ -317,10 +274,10 @@ def test_weights_that_change_uncounted_are_seen(change: Callable[..., Any]) -> N
     """PyTorch does not count what is written through ``.data`` and through arrays."""
     linear, x = nn.Linear(8, 64), torch.randn(3, 8)
     fast = torch.compile(linear, backend="mlc")
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
     version = linear.weight._version
     change(linear.weight)
-    _check(fast(x), linear(x))
+    check(fast(x), linear(x))
     assert linear.weight._version == version, "it must not be counted, or this tests nothing"
 
 
@@ -330,7 +287,7 @@ def test_steps_of_fused_optimizers_are_seen() -> None:
     optimizer = torch.optim.SGD(table.parameters(), lr=1.0, fused=True)
     fast = torch.compile(table, backend="mlc")
     for _ in range(3):
-        _check(fast(ids), table(ids))
+        check(fast(ids), table(ids))
         with torch.enable_grad():
             table(ids).sum().backward()
         optimizer.step()
@@ -339,10 +296,10 @@ def test_steps_of_fused_optimizers_are_seen() -> None:
 def test_weights_that_are_said_to_change_are_seen() -> None:
     table, ids = nn.Embedding(997, 3), torch.tensor([500])
     fast = torch.compile(table, backend="mlc")
-    _check(fast(ids), table(ids))
+    check(fast(ids), table(ids))
     table.weight.data[500] = 5
     torch.autograd.graph.increment_version(table.weight)
-    _check(fast(ids), table(ids))
+    check(fast(ids), table(ids))
 
 
 def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Executable]) -> None:
@@ -350,8 +307,8 @@ def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Exec
     fast = torch.compile(mine, backend="mlc")
     for _ in range(6):
         x = torch.randn(5, 8)
-        _check(fast(x), eager(x))
-        _check((mine.running_mean, mine.running_var), (eager.running_mean, eager.running_var))
+        check(fast(x), eager(x))
+        check((mine.running_mean, mine.running_var), (eager.running_mean, eager.running_var))
     assert len(compiled) == 3 and [len(exe.inputs) for exe in compiled] == [1, 1, 4]
 
 
@@ -362,7 +319,7 @@ def test_equal_graphs_are_compiled_once(compiled: list[mlc.Executable]) -> None:
     fast = {linear: torch.compile(linear, backend="mlc") for linear in (first, second, other)}
     for _ in range(2):  # and none of them takes the place of another
         for linear in fast:
-            _check(fast[linear](x), linear(x))
+            check(fast[linear](x), linear(x))
     assert len(compiled) == 2
 
 
@@ -370,149 +327,10 @@ def test_graphs_that_differ_in_a_branch_alone_are_two(compiled: list[mlc.Executa
     x = torch.randn(3, 4)
     for function in (lambda which, x: torch.cond(which, lambda x: x * 2, lambda x: x - 1, (x,)),
                      lambda which, x: torch.cond(which, lambda x: x * 3, lambda x: x - 1, (x,))):
-        got, eagerly = _run(function, torch.tensor(True), x)
-        _check(got, function(torch.tensor(True), x))
+        got, eagerly = run(function, torch.tensor(True), x)
+        check(got, function(torch.tensor(True), x))
         assert not eagerly
     assert len(compiled) == 2
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer behind another; all that it returns."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer, self.scale = layer, nn.Parameter(torch.rand(layer.input_size))
-
-    def forward(self, x: torch.Tensor, *states: Any) -> Any:
-        return self.layer(x * self.scale, *states)
-
-
-@pytest.mark.parametrize("layer, states", [
-    (lambda: nn.LSTM(6, 8), 2),
-    (lambda: nn.RNN(6, 8, nonlinearity="relu", bias=False), 0),
-    *(pytest.param(layer, states, marks=pytest.mark.slow) for layer, states in (
-        (lambda: nn.GRU(6, 8, bidirectional=True), 1),
-        (lambda: nn.GRU(6, 8, 2, dropout=0.5, batch_first=True), 0),
-        (lambda: nn.LSTM(6, 8, 2, bidirectional=True, batch_first=True), 0),
-        (lambda: nn.LSTM(6, 8, bias=False), 0),
-        (lambda: nn.RNN(6, 8, 2, bidirectional=True), 1))),
-])
-def test_recurrent_layers_are_compiled(
-    layer: Callable[[], nn.RNNBase], states: int, compiled: list[mlc.Executable], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each as one operator over its steps, by PyTorch's way through ONNX."""
-    from mlc.frontend import pytorch
-
-    kinds: list[str] = []
-    to_onnx = pytorch.to_onnx
-
-    def seen(program: Any, name: str) -> Any:
-        made = to_onnx(program, name)
-        kinds.extend(node.op_type for node in made.graph.node)
-        return made
-
-    monkeypatch.setattr(pytorch, "to_onnx", seen)
-    model = Recurrent(layer()).eval()
-    of = model.layer
-    given = [torch.randn(of.num_layers * (2 if of.bidirectional else 1), 2, 8) for _ in range(states)]
-    x = torch.randn(2, 18, 6) if of.batch_first else torch.randn(18, 2, 6)
-    args = (x, tuple(given) if states > 1 else given[0]) if states else (x,)
-    got, eagerly = _run(model, *args, fullgraph=True)
-    _check(got, model(*args))
-    assert not eagerly and len(compiled) == 1
-    assert kinds.count(of.mode.split("_")[0]) == of.num_layers and "MatMul" not in kinds
-
-
-class _Packed(nn.Module):
-    """A recurrent layer over sequences of several lengths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-        seen, _ = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
-        return torch.relu(self.out(seen))
-
-
-def test_a_packed_sequence_runs_eagerly_and_that_is_said_once() -> None:
-    module, x = _Packed().eval(), torch.randn(3, 5, 6)
-    with torch.inference_mode(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        function = torch.compile(module, backend="mlc")
-        for lengths in (torch.tensor([5, 3, 2]), torch.tensor([5, 4, 1])):
-            torch.testing.assert_close(function(x, lengths), module(x, lengths), rtol=1e-4, atol=1e-5)
-    said = [str(each.message) for each in caught if "runs eagerly" in str(each.message)]
-    assert len(said) == 1 and said[0].startswith("GRU(6, 8, batch_first=True) runs eagerly: ") and "packed" in said[0]
-
-
-def test_recurrent_layers_of_free_steps(compiled: list[mlc.Executable]) -> None:
-    model = nn.GRU(4, 8)
-    fast = torch.compile(model, backend="mlc")
-    for steps in (19, 2, 40):
-        x = torch.randn(steps, 2, 4)
-        torch._dynamo.mark_dynamic(x, 0)
-        _check(fast(x), model(x))
-    assert len(compiled) == 1 and compiled[0].inputs[0].free
-
-
-def test_recurrent_layers_of_other_backends_stay_theirs() -> None:
-    captured: list[Any] = []
-
-    def other(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        captured.append(graph)
-        return graph.forward
-
-    model, x = nn.LSTM(4, 8), torch.randn(3, 2, 4)
-    _check(torch.compile(model, backend=other)(x), model(x))
-    assert not captured and not torch._dynamo.config.allow_rnn
-
-
-def test_recurrent_layers_learn_eagerly(compiled: list[mlc.Executable]) -> None:
-    model, x = nn.GRU(4, 8), torch.randn(3, 2, 4)
-    with torch.enable_grad():
-        fast = torch.compile(model, backend="mlc")
-        with pytest.warns(UserWarning, match=r"^GRU\(4, 8\) runs eagerly: .*call it under torch.infer") as caught:
-            got = [fast(x) for _ in range(2)][-1]
-        got[0].sum().backward()
-        wanted = torch.autograd.grad(model(x)[0].sum(), model.weight_hh_l0)[0]
-    torch.testing.assert_close(model.weight_hh_l0.grad, wanted)
-    assert not compiled and len(caught) == 1
-
-
-def test_recurrent_layers_that_drop_elements_run_eagerly(compiled: list[mlc.Executable]) -> None:
-    fast, x = torch.compile(nn.LSTM(4, 8, 2, dropout=0.5), backend="mlc"), torch.randn(3, 2, 4)
-    with pytest.warns(UserWarning, match=r"^LSTM\(.*\) runs eagerly: .* drops elements at random") as caught:
-        assert not torch.equal(fast(x)[0], fast(x)[0])
-    assert not compiled and len(caught) == 1
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_the_fused_layer_of_transformers(norm_first: bool) -> None:
-    """In inference PyTorch calls one operator for the whole layer, which nothing else knows."""
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first, activation="gelu").eval()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    x = torch.randn(2, 5, 16)
-    got, eagerly = _run(layer, x)
-    _check(got, layer(x))
-    assert not eagerly
-
-
-@pytest.mark.parametrize("masks", [("pad",), ("pairs",), ("pad", "pairs")], ids="-".join)
-def test_the_fused_layer_of_transformers_with_masks(masks: tuple[str, ...]) -> None:
-    """Of the places behind a sequence's end, of pairs of places, and of both."""
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    pad, pairs = torch.zeros(2, 5, dtype=torch.bool), torch.ones(5, 5).triu(1).bool()
-    pad[1, 3:] = True
-    given = {"src_key_padding_mask": pad if "pad" in masks else None, "src_mask": pairs if "pairs" in masks else None}
-    x = torch.randn(2, 5, 16)
-    got, eagerly = _run(lambda x: layer(x, **given), x)
-    _check(got, layer(x, **given))
-    assert not eagerly and not torch.allclose(got, layer(x), rtol=1e-2), "masks must tell"
 
 
 @pytest.mark.parametrize("options, error, line", [
@@ -525,21 +343,21 @@ def test_the_fused_layer_of_transformers_with_masks(masks: tuple[str, ...]) -> N
 ])
 def test_wrong_options(options: dict[str, Any], error: type[MlcError], line: str) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
-        _run(lambda x: x + 1, torch.ones(2), options=options)
+        run(lambda x: x + 1, torch.ones(2), options=options)
     inner = caught.value.inner_exception
     assert type(inner) is error and str(inner).startswith(line) and "\n" not in str(inner)
 
 
 def test_a_mode_is_refused() -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="must be called without a mode, got max-auto"):
-        _run(lambda x: x + 1, torch.ones(2), mode="max-autotune")
+        run(lambda x: x + 1, torch.ones(2), mode="max-autotune")
 
 
 @pytest.mark.alone
 def test_options_tune(tmp_path: Path) -> None:
     linear, x, log = nn.Linear(64, 64), torch.randn(16, 64), tmp_path / "own.db"
-    got, eagerly = _run(linear, x, options={"trials": 4, "log": str(log), "threads": 1})
-    _check(got, linear(x))
+    got, eagerly = run(linear, x, options={"trials": 4, "log": str(log), "threads": 1})
+    check(got, linear(x))
     assert not eagerly
     from mlc.log import TuningLog
 
@@ -561,6 +379,6 @@ def test_architectures(name: str) -> None:
 
     network = SMALL_ARCHITECTURES[name]
     module, inputs = network._module(), _inputs(network)
-    got, eagerly = _run(module, *inputs)
-    _check(got, module(*inputs), rtol=1e-3)
+    got, eagerly = run(module, *inputs)
+    check(got, module(*inputs), rtol=1e-3)
     assert not eagerly
