@@ -49,8 +49,9 @@ _LEAST_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 #: fragments of a kernel: A's, B's and the sums', and some more
 _MOST_FRAGMENTS = 8
 
-#: registers that are enough for a thread of any kernel
-_PLENTY = 200
+#: registers that are enough for a thread of any kernel, and of most: left alone, CUDA's compiler may keep to 128 for
+#: blocks that shared memory has no room for, and spill
+_PLENTY, _MANY = 200, 160
 
 
 def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -197,8 +198,8 @@ def _launched(func: tirx.PrimFunc, which: str) -> int | None:
 
 def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel with all registers of a multiprocessor, where no second block runs beside one: there are no more
-    blocks than multiprocessors, or shared memory has no room; and with its part of them where shared memory has room
-    for so few blocks that they leave plenty."""
+    blocks than multiprocessors, or shared memory has no room; and with plenty of them where shared memory has room for
+    so few blocks that they leave many to each."""
     target, shared = func.attrs.get("target"), dynamic_shared(func)
     if target is None or not shared:
         return func
@@ -208,9 +209,9 @@ def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func.with_attr(_LEAST_BLOCKS, 1)
     if threads is None:
         return func
-    fitting = gpu.resident(threads, 1, shared)
-    plenty = fitting > 0 and gpu.resident(threads, _PLENTY, shared) == fitting
-    return func.with_attr(_LEAST_BLOCKS, fitting) if plenty else func
+    fitting, plenty = gpu.resident(threads, 1, shared), gpu.resident(threads, _PLENTY, shared)
+    few = plenty > 0 and gpu.resident(threads, _MANY, shared) == fitting
+    return func.with_attr(_LEAST_BLOCKS, plenty) if few else func
 
 
 def _launch_blocks(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -168,6 +168,17 @@ def test_a_block_that_is_alone_may_use_all_registers() -> None:
 
 
 @needs_nvcc
+def test_blocks_that_shared_memory_has_room_for_share_the_registers() -> None:
+    """Three of 128 threads: CUDA's compiler would keep to 128 for a fourth, and spill; of larger tiles two have what
+    they need, and a third would have them spill."""
+    narrow = decisions_of(block_m=128, stages=4, warp_n=64, panel=8)
+    wide = {**narrow, "block_n": 128, "warp_m": 64}
+    for target, seed, size in ((AMPERE, narrow, (2048, 1024, 512)), (HOPPER, wide, (4096, 4096, 4096))):
+        (kernel,) = compiled(schedule_with(SPACE, function(*size), target, seed).mod["main"], target)
+        assert kernel.registers > 128 and kernel.stack_bytes == kernel.spilled_bytes == 0
+
+
+@needs_nvcc
 @pytest.mark.parametrize("filters", [24, 40])
 def test_a_seed_of_a_small_image_spills_nothing(filters: int) -> None:
     """CUDA's compiler would keep to 72 registers for seven blocks of 128 threads, of which there are two in all."""
