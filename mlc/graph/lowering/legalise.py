@@ -6,6 +6,7 @@ scheduling, so that tasks, traces and the reference of a measurement speak of ``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tvm
@@ -46,6 +47,21 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if dtype_of(call) != "float32":
         return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
     return builder.call_te(softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")
+
+
+def _softmax_of_one(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Rows of one element, as attention over a single key has them, reduce nothing: 1 for what is finite, else NaN."""
+    if size_of(call.ty.shape.values[int(call.attrs.axis)]) != 1:
+        return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
+
+    def softmax_of_one(x: te.Tensor) -> te.Tensor:
+        def element(*place: tirx.Var) -> tirx.PrimExpr:
+            finite = tirx.abs(x(*place)) <= tirx.max_value(x.dtype)
+            return tirx.Select(finite, tirx.const(1.0, x.dtype), tirx.const(math.nan, x.dtype))
+
+        return te.compute(x.shape, element, name="softmax_of_one")
+
+    return builder.call_te(softmax_of_one, call.args[0], primfunc_name_hint="softmax")
 
 
 def extremum(x: te.Tensor, axes: Sequence[int], keepdims: bool, operator: str) -> te.Tensor:
@@ -148,4 +164,6 @@ def Legalise(target: Target) -> tvm.transform.Pass:
     if target.kind == "llvm":
         custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take,
                    "relax.where": _where}
+    else:
+        custom["relax.nn.softmax"] = _softmax_of_one
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

@@ -1,4 +1,4 @@
-"""Cumulative sums and sorts on GPUs: reductions that any schedule there takes."""
+"""Cumulative sums, sorts and rows of one element on GPUs: reductions and elements that any schedule there takes."""
 
 from __future__ import annotations
 
@@ -80,3 +80,10 @@ def test_the_largest(wanted: str) -> None:
     found = evaluate(mod, x)
     for got, name in zip(found, ["values", "indices"] if wanted == "both" else [wanted], strict=True):
         np.testing.assert_array_equal(got, expected[name])
+
+
+def test_softmax_of_rows_of_one() -> None:
+    """There is nothing to reduce, which the schedule for rows cannot do together with what follows."""
+    x = np.array([[1.0], [-3e38], [np.inf], [np.nan]], "float32")
+    mod = lowered(network((4, 1), lambda b, v: op.nn.softmax(v, 1)))
+    np.testing.assert_array_equal(evaluate(mod, x)[0], [[1], [1], [np.nan], [np.nan]])
