@@ -60,6 +60,8 @@ using uint2 = Two<unsigned>;
 using uint4 = Four<unsigned>;
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+using longlong2 = Two<long long>;
+static inline longlong2 make_longlong2(long long x, long long y) { return {x, y}; }
 
 // eight numbers of 32 bits, two in each
 struct alignas(16) ulonglong4 { unsigned long long x, y, z, w; };

@@ -17,6 +17,7 @@ from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.patterns import INJECTIVE
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
+from mlc.graph.lowering.scatters import scatter_elements, scatter_nd
 from mlc.sizes import Size, size_of
 from mlc.target import Target
 from schedules.reducers import EXTREMA
@@ -165,5 +166,6 @@ def Legalise(target: Target) -> tvm.transform.Pass:
         custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take,
                    "relax.where": _where}
     else:
-        custom["relax.nn.softmax"] = _softmax_of_one
+        custom |= {"relax.nn.softmax": _softmax_of_one, "relax.scatter_elements": scatter_elements,
+                   "relax.scatter_nd": scatter_nd}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])
