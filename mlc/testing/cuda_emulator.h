@@ -56,6 +56,8 @@ using char4 = Four<signed char>;
 static inline uchar2 make_uchar2(unsigned char x, unsigned char y) { return {x, y}; }
 static inline char2 make_char2(signed char x, signed char y) { return {x, y}; }
 static inline char4 make_char4(signed char x, signed char y, signed char z, signed char w) { return {x, y, z, w}; }
+using ushort2 = Two<unsigned short>;
+using ushort4 = Four<unsigned short>;
 using uint2 = Two<unsigned>;
 using uint4 = Four<unsigned>;
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
