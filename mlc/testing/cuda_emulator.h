@@ -36,6 +36,7 @@ extern Index threadIdx, blockIdx;
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define CUDART_INF_F INFINITY
+#define CUDART_NAN_F NAN
 #define uint unsigned int
 #define uchar unsigned char
 
