@@ -9,7 +9,6 @@ from pathlib import Path
 
 import tvm
 from tvm.relax import transform
-from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get
 from mlc.graph import precision, simplify
@@ -32,6 +31,7 @@ from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.one_form import WriteSizesAlike
 from mlc.graph.lowering.prologue import FoldPrologues
 from mlc.graph.lowering.recurrent import LowerRecurrent
+from mlc.graph.lowering.scans import DispatchScans
 from mlc.graph.lowering.select import ChooseKernels, Price
 from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
@@ -129,7 +129,7 @@ def lowering(
         LowerInnerReshapes,
         JoinDequantised,
         JoinExtremes,
-        DispatchSortScan(),
+        DispatchScans(target),
         Legalise(target),
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole

@@ -43,8 +43,11 @@ def attention_case(
             lambda b, h, i, c: q(b, i, h, c), lambda b, h, j, c: k(b, j, h // groups, c),
             lambda b, h, j, c: v(b, j, h // groups, c),
         )
-        masked = (lambda b, _h, _i, j: added(b, 0, 0, j)) if mask else None
-        made = fused_attention((batch, count), sizes, depth**-0.5, loads, masked, causal, order,
+
+        def logit(score: Any, b: Any, _h: Any, _i: Any, j: Any) -> Any:
+            return score + added(b, 0, 0, j) if mask else score
+
+        made = fused_attention((batch, count), sizes, depth**-0.5, loads, logit, causal, order,
                                (dtype, result or dtype))
         built = [q, k, v, *([added] if mask else []), made]
         return with_tf32(te.create_prim_func(built, index_dtype_override=index)) if rounded else built

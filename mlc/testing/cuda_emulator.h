@@ -36,6 +36,7 @@ extern Index threadIdx, blockIdx;
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define CUDART_INF_F INFINITY
+#define CUDART_NAN_F NAN
 #define uint unsigned int
 #define uchar unsigned char
 
@@ -56,10 +57,14 @@ using char4 = Four<signed char>;
 static inline uchar2 make_uchar2(unsigned char x, unsigned char y) { return {x, y}; }
 static inline char2 make_char2(signed char x, signed char y) { return {x, y}; }
 static inline char4 make_char4(signed char x, signed char y, signed char z, signed char w) { return {x, y, z, w}; }
+using ushort2 = Two<unsigned short>;
+using ushort4 = Four<unsigned short>;
 using uint2 = Two<unsigned>;
 using uint4 = Four<unsigned>;
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+using longlong2 = Two<long long>;
+static inline longlong2 make_longlong2(long long x, long long y) { return {x, y}; }
 
 // eight numbers of 32 bits, two in each
 struct alignas(16) ulonglong4 { unsigned long long x, y, z, w; };

@@ -171,9 +171,12 @@ def _attention(
         seen = te.placeholder((1, 1, queries, keys), "float32", "seen")
         loads = (lambda b, h, i, c: q(b, i, h, c), lambda b, h, j, c: k(b, j, h // groups, c),
                  lambda b, h, j, c: v(b, j, h // groups, c))
-        made = fused_attention(
-            (1, 4), (size(queries), size(keys), 64, 64), 0.125, loads,
-            (lambda b, _h, i, j: seen(0, 0, i, j)) if mask else None, causal, (0, 2, 1, 3), (dtype, dtype), zeros=mask)
+
+        def logit(score: Any, _b: Any, _h: Any, i: Any, j: Any) -> Any:
+            return score + seen(0, 0, i, j) if mask else score
+
+        made = fused_attention((1, 4), (size(queries), size(keys), 64, 64), 0.125, loads, logit, causal,
+                               (0, 2, 1, 3), (dtype, dtype), zeros=mask)
         return [q, k, v, *([seen] if mask else []), made]
 
     def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: Any = 0.0) -> np.ndarray:

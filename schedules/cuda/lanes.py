@@ -38,7 +38,7 @@ def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 continue
             if (linear := _with_linear_offsets(realize.block)) is not None:
                 changed[realize.block] = linear
-            elif branches(body.value) is not None:
+            elif _guarded(body.value):
                 changed[realize.block] = _with_body(realize.block, _in_vectors(realize, loop))
 
     walk(func.body, (tirx.For, enter))
@@ -52,6 +52,13 @@ def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, new), order="pre"))
 
 
+def _guarded(value: Any) -> bool:
+    """Whether a value stands behind a condition on where it lies; one on what is loaded, as of a leaky ReLU's, is no
+    guard but arithmetic, and what it loads has no place in terms of a vector's number."""
+    found = branches(value)
+    return found is not None and not loads(found[0])
+
+
 def _with_common_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function where iterators of guarded vectors in memory of all blocks that all lanes agree on are functions of
     no lane: TVM takes vectors apart whose guard seems to depend on it."""
@@ -63,7 +70,7 @@ def _with_common_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(realize, s_tir.SBlockRealize):
             return loop
         store = realize.block.body
-        if not isinstance(store, tirx.BufferStore) or branches(store.value) is None:
+        if not isinstance(store, tirx.BufferStore) or not _guarded(store.value):
             return loop
         if store.buffer.scope() not in ("", "global") or not isinstance(loop.extent, tirx.IntImm):
             return loop

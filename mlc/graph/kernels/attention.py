@@ -17,15 +17,15 @@ Load = Callable[..., Any]
 
 def fused_attention(
     batch: Sequence[Any], sizes: tuple[Any, Any, Any, Any], scale: float, loads: tuple[Load, Load, Load],
-    mask: Load | None, causal: int | None, order: Sequence[int], dtypes: tuple[str, str], zeros: bool = False,
+    logit_of: Load, causal: int | None, order: Sequence[int], dtypes: tuple[str, str], zeros: bool = False,
 ) -> te.Tensor:
-    """``softmax(scale * Q K' + mask) V`` of ``(queries, keys, depth, features)``, added up in float32.
+    """``softmax(logit_of(scale * Q K')) V`` of ``(queries, keys, depth, features)``, added up in float32.
 
     ``loads`` give an element of Q, K and V, each ``[*batch, token, feature]`` of the first of ``dtypes``; the second is
-    the result's. ``mask`` gives one of ``[*batch, query, key]``. With ``causal``, the query ``i`` sees keys up to
-    ``i + causal``. ``order`` are the axes of ``[*batch, token, feature]`` in the order of the result. Weights are
-    rounded to the operands' type before they are divided by their total. With ``zeros`` a query that sees no key has 0,
-    else no number.
+    the result's. ``logit_of`` makes a logit of a score and its place ``[*batch, query, key]``. With ``causal``, the
+    query ``i`` sees keys up to ``i + causal``. ``order`` are the axes of ``[*batch, token, feature]`` in the order of
+    the result. Weights are rounded to the operands' type before they are divided by their total. With ``zeros`` a query
+    that sees no key has 0, else no number.
     """
     operand, kept = dtypes
     query, key, value = loads
@@ -42,8 +42,7 @@ def fused_attention(
         return te.sum(wide(query(*x[:n], x[n], rd.var)) * wide(key(*x[:n], x[n + 1], rd.var)), axis=[rd])
 
     def logit(*x: Any) -> Any:
-        found = scores(*x) if scale == 1.0 else scores(*x) * tirx.const(scale, "float32")
-        found = found if mask is None else found + mask(*x)
+        found = logit_of(scores(*x) if scale == 1.0 else scores(*x) * tirx.const(scale, "float32"), *x)
         return found if causal is None else tirx.if_then_else(x[n + 1] <= x[n] + i64(causal), found, never)
 
     def result(*index: Any) -> Any:

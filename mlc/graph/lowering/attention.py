@@ -15,7 +15,7 @@ The function never holds all of S: see :mod:`schedules.cpu.attention` for how it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from mlc.graph.ir.views import Graph, View, i64
 from mlc.graph.kernels.attention import fused_attention
 from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.kernels.query_blocks import Sizes, attention, block_of, joined, whole_blocks
+from mlc.graph.lowering.batches import of_batch, rebatched
 from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
 from schedules.cpu.attention import FEW
@@ -45,14 +46,30 @@ _NEVER = -1e30
 
 @dataclass
 class _Scores:
-    """``scale * product + sum(factor * mask)``."""
+    """``scale * product + sum(factor * mask)``; on GPUs the first term may have ``factors``, tensors, and be
+    ``cap * tanh`` of all that. Tensors are as of ``batch`` dimensions before the scores' last two."""
 
     product: relax.Call
     scale: float
-    masks: list[tuple[relax.Expr, float]]
+    batch: tuple[int, ...]
+    masks: list[tuple[relax.Expr, float]] = field(default_factory=list)
+    factors: list[relax.Expr] = field(default_factory=list)
+    cap: float | None = None
 
-    def scaled(self, factor: float) -> _Scores:
-        return _Scores(self.product, self.scale * factor, [(mask, f * factor) for mask, f in self.masks])
+    def scaled(self, number: float) -> _Scores:
+        masks = [(mask, factor * number) for mask, factor in self.masks]
+        if self.cap is None:
+            return replace(self, scale=self.scale * number, masks=masks)
+        return replace(self, cap=self.cap * number, masks=masks)
+
+    def of(self, batch: tuple[int, ...]) -> _Scores | None:
+        """The same where the scores' ``batch`` dimensions are others; None where a tensor is not to be had as such."""
+        masks = [rebatched(mask, self.batch, batch) for mask, _ in self.masks]
+        factors = [rebatched(each, self.batch, batch) for each in self.factors]
+        if any(each is None for each in (*masks, *factors)):
+            return None
+        scaled = [(mask, factor) for mask, (_, factor) in zip(masks, self.masks, strict=True)]
+        return replace(self, batch=batch, masks=scaled, factors=factors)
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,8 @@ class _Attention:
     kept: str = "float32"
     zeros: bool = False
     joined: tuple[_Joined | None, _Joined | None] = (None, None)
+    factors: tuple[relax.Expr, ...] = ()
+    cap: float | None = None
 
     @property
     def read(self) -> tuple[View, View, View]:
@@ -161,19 +180,25 @@ class _Fuser:
         product = self._graph.call(value, "matmul")
         if product is None or not self._graph.once(product.args[0]):
             return None
-        rounded = self._graph.call(product.args[0], "astype") if self._gpu else None
-        given = product.args[0] if rounded is None else rounded.args[0]
+        given = self._reshaped(product.args[0])
+        rounded = self._graph.call(given, "astype") if self._gpu else None
+        given = given if rounded is None else self._reshaped(rounded.args[0])
         seen = self._numbers(given)
         weights = self._graph.call(given if seen is None else seen, "nn.softmax")
         if weights is None or not self._graph.once(given):
             return None
-        shape, last = shape_of(weights), len(shape_of(weights)) - 1
+        last = len(shape_of(weights)) - 1
         scores = self._scores(weights.args[0]) if int(weights.attrs.axis) in (-1, last) else None
+        shape, last = shape_of(product.args[0]), len(shape_of(product)) - 1
+        scores = None if scores is None else scores.of(shape[:-2])
         if scores is None or last < 2 or dtype_of(product) != "float32":
             return None
         (left, right), value = scores.product.args, product.args[1]
-        same_rank = all(len(shape_of(operand)) == last + 1 for operand in (left, right, value))
-        if not same_rank or shape_of(scores.product) != shape or shape_of(product)[:-1] != shape[:-1]:
+        made = shape_of(scores.product)
+        own_rank = all(len(shape_of(operand)) == len(made) for operand in (left, right))
+        if not own_rank or len(shape_of(value)) != last + 1 or shape_of(product)[:-1] != shape[:-1]:
+            return None
+        if made[-2:] != shape[-2:]:
             return None
         sizes = Sizes(shape[:-2], shape[-2], shape[-1], shape_of(left)[-1], shape_of(value)[-1])
         operands = {dtype_of(left), dtype_of(right), dtype_of(value), dtype_of(product.args[0])}
@@ -181,11 +206,13 @@ class _Fuser:
         if operands or not (self._fits_gpu(sizes, operand) if self._gpu else self._fits_cpu(sizes)):
             return None
         query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
+        if made != shape:
+            query, key = (of_batch(view, made[:-2], shape[:-2]) for view in (query, key))
         scale = scores.scale * query.scale * key.scale
         views = key, self._graph.view(value)
         joined = self._joined(views[0], right), self._joined(views[1], value)
         return _Attention(sizes, scale, query, *views, scores.masks, tuple(range(last + 1)), operand,
-                          zeros=seen is not None, joined=joined)
+                          zeros=seen is not None, joined=joined, factors=tuple(scores.factors), cap=scores.cap)
 
     def _joined(self, view: View, expr: relax.Expr) -> _Joined | None:
         """What ``expr`` is the whole of in another order, where that puts a past and new rows together and is a result
@@ -220,26 +247,43 @@ class _Fuser:
         used_so = self._graph.once(chosen.args[0]) and self._graph.uses(chosen.args[2]) == 2
         return chosen.args[2] if used_so else None
 
+    def _reshaped(self, expr: relax.Expr) -> relax.Expr:
+        """On GPUs, what alone ``expr`` is a reshape of that leaves the last two axes as they are; else itself."""
+        call = self._graph.call(expr, "reshape") if self._gpu else None
+        if call is None or not self._graph.once(call.args[0]) or shape_of(call)[-2:] != shape_of(call.args[0])[-2:]:
+            return expr
+        return call.args[0]
+
     def _scores(self, expr: relax.Expr) -> _Scores | None:
         """What softmax is taken of, if it is a product with scales and masks on it that nothing else uses."""
         if not self._graph.once(expr):
             return None
-        product, call = self._graph.call(expr, "matmul"), self._graph.call(expr, "multiply", "divide", "add")
+        whole = self._reshaped(expr)
+        if whole is not expr:
+            found = self._scores(whole)
+            return None if found is None else found.of(shape_of(expr)[:-2])
+        names = ("multiply", "divide", "add", *(("tanh",) if self._gpu else ()))
+        product, call = self._graph.call(expr, "matmul"), self._graph.call(expr, *names)
         if product is not None:
-            return _Scores(product, 1.0, [])
+            return _Scores(product, 1.0, shape_of(product)[:-2])
         if call is None or dtype_of(call) != "float32":
             return None
+        if op_name(call) == "relax.tanh":
+            found = self._scores(call.args[0])
+            return None if found is None or found.masks or found.cap is not None else replace(found, cap=1.0)
         for arg, other in (call.args, reversed(call.args)):
             inner = self._scores(arg) if shape_of(arg) == shape_of(call) else None
             number = scalar_of(other)
             if inner is None:
                 continue
             if op_name(call) == "relax.add":
-                return _Scores(inner.product, inner.scale, [*inner.masks, (other, 1.0)])
+                return replace(inner, masks=[*inner.masks, (other, 1.0)])
             if op_name(call) == "relax.multiply" and number:
                 return inner.scaled(number)
             if op_name(call) == "relax.divide" and number and arg.same_as(call.args[0]):
                 return inner.scaled(1.0 / number)
+            if op_name(call) == "relax.multiply" and self._gpu and not inner.masks and inner.cap is None:
+                return replace(inner, factors=[*inner.factors, other])
         return None
 
     def _turned(self, var: relax.Var, order: tuple[int, ...]) -> tuple[relax.Var, tuple[int, ...]]:
@@ -267,7 +311,7 @@ class _Fuser:
         free = variables_of([*sizes.all, *(index for view in views for index in view.indices)])
         seen, causal = _causal(found.masks, sizes) if self._gpu else (found.masks, None)
         if self._gpu:
-            added = [replaced(mask, self._image) for mask, _ in seen]
+            added = [self._bound(each) for each in (*(mask for mask, _ in seen), *found.factors)]
         else:
             made = self._mask(sizes, found.masks)
             added = [made] if made is not None else []
@@ -293,16 +337,22 @@ class _Fuser:
                     sizes.renamed(image), found.scale, *loads, mask, found.order, found.zeros, staged)
                 return [*(each for each in made if each is not None), result] if wholes else result
 
-            def mask_of(*x: Any) -> Any:
-                terms = [_broadcast(mask, x) for mask in masks]
+            def logit(score: Any, *x: Any) -> Any:
+                for factor in masks[len(seen):]:
+                    score = score * _broadcast(factor, x)
+                if found.cap is not None:
+                    score = tirx.tanh(score) * tirx.const(found.cap, "float32")
+                if not seen:
+                    return score
+                terms = [_broadcast(mask, x) for mask in masks[: len(seen)]]
                 scaled = [term if f == 1.0 else term * tirx.const(f, "float32")
                           for term, (_, f) in zip(terms, seen, strict=True)]
-                return sum(scaled[1:], scaled[0])
+                return score + sum(scaled[1:], scaled[0])
 
             named = sizes.renamed(image)
             return fused_attention(
                 named.batch, (named.tokens, named.keys, named.depth, named.features), found.scale, loads,
-                mask_of if masks else None, causal, found.order, (found.operand, found.kept), found.zeros,
+                logit, causal, found.order, (found.operand, found.kept), found.zeros,
             )
 
         arguments = [replaced(source, self._image) for source in sources], added
@@ -315,6 +365,11 @@ class _Fuser:
         for number, own in enumerate(wholes):  # the result of the model, which is read after this
             self._image[own.whole] = self._builder.emit(relax.TupleGetItem(made, number), own.whole.name)
         return relax.TupleGetItem(made, len(wholes))
+
+    def _bound(self, expr: relax.Expr) -> relax.Expr:
+        """What ``expr`` is now, by a name if it is made for the attention."""
+        made = replaced(expr, self._image)
+        return self._builder.emit(made) if isinstance(made, relax.Call) else made
 
     def _mask(self, sizes: Sizes, masks: list[tuple[relax.Expr, float]]) -> relax.Expr | None:
         """The sum of the masks as one tensor ``[.., key, query]``, made once for all attentions that use it."""

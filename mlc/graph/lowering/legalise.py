@@ -6,6 +6,7 @@ scheduling, so that tasks, traces and the reference of a measurement speak of ``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tvm
@@ -16,6 +17,7 @@ from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.patterns import INJECTIVE
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
+from mlc.graph.lowering.scatters import scatter_elements, scatter_nd
 from mlc.sizes import Size, size_of
 from mlc.target import Target
 from schedules.reducers import EXTREMA
@@ -46,6 +48,21 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if dtype_of(call) != "float32":
         return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
     return builder.call_te(softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")
+
+
+def _softmax_of_one(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Rows of one element, as attention over a single key has them, reduce nothing: 1 for what is finite, else NaN."""
+    if size_of(call.ty.shape.values[int(call.attrs.axis)]) != 1:
+        return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
+
+    def softmax_of_one(x: te.Tensor) -> te.Tensor:
+        def element(*place: tirx.Var) -> tirx.PrimExpr:
+            finite = tirx.abs(x(*place)) <= tirx.max_value(x.dtype)
+            return tirx.Select(finite, tirx.const(1.0, x.dtype), tirx.const(math.nan, x.dtype))
+
+        return te.compute(x.shape, element, name="softmax_of_one")
+
+    return builder.call_te(softmax_of_one, call.args[0], primfunc_name_hint="softmax")
 
 
 def extremum(x: te.Tensor, axes: Sequence[int], keepdims: bool, operator: str) -> te.Tensor:
@@ -148,4 +165,7 @@ def Legalise(target: Target) -> tvm.transform.Pass:
     if target.kind == "llvm":
         custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take,
                    "relax.where": _where}
+    else:
+        custom |= {"relax.nn.softmax": _softmax_of_one, "relax.scatter_elements": scatter_elements,
+                   "relax.scatter_nd": scatter_nd}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

@@ -165,3 +165,72 @@ def test_what_registers_do_not_hold_or_cannot_be_copied_ahead_is_left_alone(arch
 
     mod = network((1, 2, 9, 8), attend)
     assert FuseAttention(resolve(f"cuda:{arch}"))(mod).same_as(mod)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_capped_scores_of_a_temperature_for_each_head(dtype: str) -> None:
+    """As Gemma 2 and Swin v2 have them: both are done to a score where it is made."""
+    q, k, v = ((1, 3, 20, 16) for _ in range(3))
+    temperature, mask = weight(3, 1, 1, low=0.5, high=2.0), weight(20, 20)
+    builder = relax.BlockBuilder()
+    params = [relax.Var(name, relax.TensorType(shape, dtype)) for name, shape in zip("qkv", (q, k, v), strict=True)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            emit = builder.emit
+            scores = emit(op.matmul(params[0], emit(op.permute_dims(params[1], [0, 1, 3, 2])), out_dtype="float32"))
+            scaled = emit(op.multiply(emit(op.multiply(scores, relax.const(0.5, "float32"))), temperature))
+            capped = emit(op.multiply(emit(op.tanh(scaled)), relax.const(3.0, "float32")))
+            weights = emit(op.nn.softmax(emit(op.add(capped, mask))))
+            weights = weights if dtype == "float32" else emit(op.astype(weights, dtype))
+            result = builder.emit_output(op.matmul(weights, params[2], out_dtype="float32"))
+        builder.emit_func_output(result)
+    before = builder.finalize()
+    after = FUSE(before)
+    assert operators(after) == ["call_tir"]
+    heads(after)
+    values = arrays([q, k, v], dtype)
+    (wanted,), (got,) = evaluate(before, *values), evaluate(after, *values)
+    tolerance = 1e-5 if dtype == "float32" else 2e-3
+    np.testing.assert_allclose(got, wanted, atol=tolerance * np.abs(wanted).max())
+    (func,) = [func for func in after.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    constants = [temperature.value.numpy(), mask.value.numpy()]
+    order = [len(p.shape) for p in func.params]
+    assert order == [4, 4, 4, 2, 3, 4]
+    space = registry.find(func, AMPERE.tvm)
+    found = np.zeros_like(wanted)
+    cuda_emulator.run(best_seed(space, func, AMPERE.tvm).mod["main"], AMPERE.tvm, [*values, *constants[::-1]], [found])
+    np.testing.assert_allclose(found, wanted, atol=tolerance * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("heads_first", "shape"), [((4,), (1, 4)), ((1, 4), (4,)), ((6,), (2, 3)), ((2, 3), (6,))])
+def test_scores_and_weights_of_other_batch_dimensions(heads_first: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """As Bloom's are, and those of exporters that multiply tensors of three dimensions: scores are added to and turned
+    into weights as ``heads_first`` says, and meet the values as ``shape``."""
+    alibi = weight(*heads_first, 1, 9)
+
+    def attend(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        turned = b.emit(op.permute_dims(x, [*range(len(heads_first)), len(heads_first) + 1, len(heads_first)]))
+        scores = b.emit(op.add(b.emit(op.matmul(x, turned)), alibi))
+        weights = b.emit(op.reshape(b.emit(op.nn.softmax(scores)), (*shape, 9, 9)))
+        return b.emit(op.matmul(weights, b.emit(op.reshape(x, (*shape, 9, 8)))))
+
+    before = network((*heads_first, 9, 8), attend)
+    after = FUSE(before)
+    assert "softmax" not in operators(after) and "matmul" not in operators(after)
+    heads(after)
+    assert_same_values(before, after)
+
+
+def test_a_mask_of_the_scores_own_dimensions() -> None:
+    """Scores are seen as of texts and heads for the mask of a text, and put back."""
+    mask = weight(2, 1, 1, 9)
+
+    def attend(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        scores = b.emit(op.matmul(x, b.emit(op.permute_dims(x, [0, 2, 1]))))
+        masked = b.emit(op.add(b.emit(op.reshape(scores, (2, 3, 9, 9))), mask))
+        weights = b.emit(op.nn.softmax(b.emit(op.reshape(masked, (6, 9, 9)))))
+        return b.emit(op.matmul(weights, x))
+
+    before = network((6, 9, 8), attend)
+    assert FUSE(before).same_as(before), "a mask of a text's would have to be repeated for its heads"

@@ -12,7 +12,7 @@ import pytest
 import tvm
 import tvm_ffi
 from harness import check_orders, emulate, refusal
-from tvm import tirx
+from tvm import te, tirx, topi
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
@@ -484,3 +484,20 @@ def test_no_seed_of_a_plain_convolution_spills() -> None:
     for decisions in SPACE.seeds(func, AMPERE):
         (kernel,) = compiled(schedule_with(SPACE, func, AMPERE, decisions).mod["main"], AMPERE)
         assert kernel.stack_bytes == kernel.spilled_bytes == 0, decisions
+
+
+@needs_gxx
+def test_what_is_chosen_by_the_sum_itself_is_no_guard() -> None:
+    """Of a leaky ReLU's results in float32: its condition depends on what is loaded, not on where that lies."""
+    x, w, bias = (te.placeholder(shape, dtype, name) for name, shape, dtype in (
+        ("x", (40, 64), "float16"), ("w", (64, 64), "float16"), ("bias", (64,), "float32")))
+    total = topi.add(topi.nn.matmul(x, w, out_dtype="float32"), bias)
+    func = te.create_prim_func([x, w, bias, topi.nn.leaky_relu(total, 0.25)])
+    assert registry.find(func, AMPERE).name == SPACE.name
+    rng = np.random.default_rng(6)
+    given = [rng.standard_normal(shape).astype(dtype) for shape, dtype in (
+        ((40, 64), "float16"), ((64, 64), "float16"), ((64,), "float32"))]
+    (sch, _), found = first_seed(SPACE, func, AMPERE), np.zeros((40, 64), "float32")
+    cuda_emulator.run(sch.mod["main"], AMPERE, given, [found])
+    wanted = given[0].astype("float32") @ given[1].astype("float32") + given[2]
+    np.testing.assert_allclose(found, np.where(wanted > 0, wanted, 0.25 * wanted), rtol=1e-3, atol=1e-3)
