@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -35,12 +35,12 @@ _ROUNDED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis: its extents before and after, the scale (new by old, as the node gives it), and the region of it
-    (begin, end; in parts of the axis) that is cropped, if any."""
+    """One axis: its extents before and after, the scale (new by old; in float32 where the node gives it), and the
+    region of it (begin, end; in parts of the axis) that is cropped, if any."""
 
     old: int
     new: int
-    scale: float
+    scale: float | np.float32
     region: tuple[float, float] | None = None
 
 
@@ -79,7 +79,7 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     if method != "nearest" and not str(x.ty.dtype).startswith("float"):
         raise ValueError(f"elements must be of a float type to lie between two pixels, got {x.ty.dtype}")
     for number, axis in enumerate(axes):
-        places = _places(axis, mode)
+        places = _places(axis if method == "nearest" else replace(axis, scale=float(axis.scale)), mode)
         if np.array_equal(places, np.arange(axis.old)):
             continue
         if method == "nearest":
@@ -343,7 +343,8 @@ def _axes(old: list[int], given: Sequence[Any], attrs: Mapping[str, Any], croppe
     for place, (axis, number) in enumerate(zip(chosen, numbers, strict=True)):
         part = (float(region[place]), float(region[place + len(chosen)])) if cropped and region is not None else None
         if scales is not None:
-            new, scale = int(np.floor(old[axis] * number)), float(number)
+            # The scale stays one of float32: 17 / 1.7 is 10 in its arithmetic, but less than 10 with that of float64.
+            new, scale = int(np.floor(old[axis] * float(number))), np.float32(number)
         elif shared is not None:
             new, scale = int(np.floor(old[axis] * shared + 0.5)), shared
         else:
@@ -363,9 +364,10 @@ def _numbers(expr: Any) -> np.ndarray | None:
 
 
 def _places(axis: _Axis, mode: str) -> np.ndarray:
-    """Where along the axis each of the new elements comes from, float64."""
+    """Where along the axis each of the new elements comes from, in the arithmetic of its scale, float64."""
     old, new, scale = axis.old, axis.new, axis.scale
-    i = np.arange(new, dtype="float64")
+    single = isinstance(scale, np.float32) and mode != "align_corners"
+    i = np.arange(new, dtype="float32" if single else "float64")
     if mode == "align_corners":
         return i * (old - 1) / (new - 1) if new > 1 else 0 * i
     if mode == "asymmetric":
