@@ -35,13 +35,14 @@ _ROUNDED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis: its extents before and after, the scale (new by old, as the node gives it), and the region of it
-    (begin, end; in parts of the axis) that is cropped, if any."""
+    """One axis: its extents before and after, the scale (new by old), the region of it (begin, end; in parts of the
+    axis) that is cropped, if any, and whether the node gives the scale, in float32."""
 
     old: int
     new: int
     scale: float
     region: tuple[float, float] | None = None
+    given: bool = False
 
 
 def resize(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -79,7 +80,8 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     if method != "nearest" and not str(x.ty.dtype).startswith("float"):
         raise ValueError(f"elements must be of a float type to lie between two pixels, got {x.ty.dtype}")
     for number, axis in enumerate(axes):
-        places = _places(axis, mode)
+        # 17 / 1.7 is 10 in float32, and less than 10 in float64: that decides which element is nearest.
+        places = _places(axis, mode, "float32" if method == "nearest" and axis.given else "float64")
         if np.array_equal(places, np.arange(axis.old)):
             continue
         if method == "nearest":
@@ -348,7 +350,7 @@ def _axes(old: list[int], given: Sequence[Any], attrs: Mapping[str, Any], croppe
             new, scale = int(np.floor(old[axis] * shared + 0.5)), shared
         else:
             new, scale = int(number), int(number) / old[axis]
-        found[axis] = _Axis(old[axis], new, scale, part)
+        found[axis] = _Axis(old[axis], new, scale, part, scales is not None)
     return found
 
 
@@ -362,10 +364,10 @@ def _numbers(expr: Any) -> np.ndarray | None:
     return array if array is not None and array.size else None
 
 
-def _places(axis: _Axis, mode: str) -> np.ndarray:
-    """Where along the axis each of the new elements comes from, float64."""
-    old, new, scale = axis.old, axis.new, axis.scale
-    i = np.arange(new, dtype="float64")
+def _places(axis: _Axis, mode: str, dtype: str) -> np.ndarray:
+    """Where along the axis each of the new elements comes from, in the arithmetic of a type."""
+    old, new, scale = axis.old, axis.new, np.dtype(dtype).type(axis.scale)
+    i = np.arange(new, dtype=dtype)
     if mode == "align_corners":
         return i * (old - 1) / (new - 1) if new > 1 else 0 * i
     if mode == "asymmetric":

@@ -187,11 +187,12 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     import torch
 
     from mlc.frontend.torch_complex import in_reals
+    from mlc.frontend.torch_composed import composed
     from mlc.frontend.torch_numbers import with_exact_numbers
 
     try:
         with quiet():
-            program = with_exact_numbers(in_reals(program, name), name)
+            program = with_exact_numbers(composed(in_reals(program, name), name), name)
             made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=_translations())
             return _of_one_type(made.model_proto)
     except torch.onnx.errors.OnnxExporterError as error:
@@ -241,11 +242,12 @@ def _direct(program: Any, name: str) -> tvm.IRModule:
     from tvm.relax.frontend.torch import from_exported_program
 
     from mlc.frontend.torch_complex import in_reals
+    from mlc.frontend.torch_composed import composed
     from mlc.frontend.torch_numbers import with_exact_numbers
     from mlc.frontend.torch_recurrent import TAKEN_APART
 
     with quiet():
-        program = with_exact_numbers(in_reals(program, name), name)
+        program = with_exact_numbers(composed(in_reals(program, name), name), name)
         # Here rather than in TVM, so that what is missing is looked up among the operators that will be converted.
         try:
             program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})

@@ -59,6 +59,16 @@ def test_as_onnxruntime(method: str, opset: int) -> None:
     np.testing.assert_allclose(mlc.compile(model)(x)[0], expected, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("scale", [1.7, 1.2, 0.3])
+def test_places_are_rounded_as_in_float32(scale: float) -> None:
+    """17 / 1.7 is 10 there; in float64, where 1.7 of float32 is a little more than 1.7, row 9 would be taken."""
+    model = scaled((1, 1, 41, 3), (1, 1, scale, 1), mode="nearest", nearest_mode="floor",
+                   coordinate_transformation_mode="asymmetric")
+    x = RNG.standard_normal((1, 1, 41, 3), dtype="float32")
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_array_equal(mlc.compile(model)(x)[0], expected)
+
+
 def test_axes() -> None:
     model = scaled((1, 3, 7, 5), (2.0, 3.0), mode="linear", axes=[2, 3])
     assert [op_name(b.value) for b in bindings(load_model(model).mod["main"]) if isinstance(b.value, relax.Call)] == [
