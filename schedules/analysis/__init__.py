@@ -9,6 +9,7 @@ from schedules.analysis.access import Access, accesses, linear_offset, widest_ru
 from schedules.analysis.blocks import BlockInfo, FuncInfo, analyse, describe, is_empty
 from schedules.analysis.expressions import (
     branches,
+    choices,
     evaluate,
     expensive_calls,
     expression_size,
@@ -24,7 +25,7 @@ from schedules.analysis.memo import remembered
 from schedules.analysis.nests import Loop, Nest, nest_of
 
 __all__ = [
-    "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "branches", "describe", "evaluate",
-    "expensive_calls", "expression_size", "is_empty", "linear_offset", "loads", "nest_of", "op_name",
+    "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "branches", "choices", "describe",
+    "evaluate", "expensive_calls", "expression_size", "is_empty", "linear_offset", "loads", "nest_of", "op_name",
     "reads_wide_indices", "remembered", "replaced", "stores_wide_positions", "uses", "walk", "widest_run",
 ]

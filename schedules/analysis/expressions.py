@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr, TensorLoad
 
 __all__ = [
-    "branches", "evaluate", "expensive_calls", "expression_size", "loads", "op_name", "reads_wide_indices",
+    "branches", "choices", "evaluate", "expensive_calls", "expression_size", "loads", "op_name", "reads_wide_indices",
     "replaced", "stores_wide_positions", "uses", "walk",
 ]
 
@@ -70,6 +70,17 @@ def expression_size(body: Any) -> int:
     """The number of expression nodes in ``body``, as it would be printed."""
     count = [0]
     walk(body, (Expr, lambda _: count.__setitem__(0, count[0] + 1)))
+    return count[0]
+
+
+def choices(body: Any) -> int:
+    """The number of ``Select`` and ``if_then_else`` in ``body``."""
+    count = [0]
+
+    def chosen(_: Any) -> None:
+        count[0] += 1
+
+    walk(body, (tirx.Select, chosen), (Call, lambda call: chosen(call) if op_name(call) == "if_then_else" else None))
     return count[0]
 
 

@@ -14,6 +14,7 @@ from schedules.analysis import (
     BlockInfo,
     FuncInfo,
     Nest,
+    choices,
     expensive_calls,
     expression_size,
     loads,
@@ -38,6 +39,8 @@ _MIN_INNER = 256
 _MAX_PIECES = 32
 #: nodes beyond which an expression is stored once instead of being duplicated by inlining
 _MAX_EXPRESSION = 2000
+#: choices beyond which it is, too: TVM simplifies those inside each other in exponential time
+_MAX_CHOICES = 4
 
 
 def attempt(action: Callable[[], object]) -> bool:
@@ -140,9 +143,10 @@ def _worth_inlining(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo) -> bo
     consumers = _consumers(sch, info, block)
     copies = sum(count for _, count in consumers)
     rv = sch.get_sblock(block.name)
-    if copies > 1 and copies * expression_size(sch.get(rv).body) > _MAX_EXPRESSION:
+    body = sch.get(rv).body
+    if copies > 1 and (copies * expression_size(body) > _MAX_EXPRESSION or choices(body) > _MAX_CHOICES):
         return False
-    if not expensive_calls(sch.get(rv).body):
+    if not expensive_calls(body):
         return True
     return len(consumers) == 1 and consumers[0][0].elements <= 2 * block.elements
 

@@ -7,6 +7,7 @@ from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_
 from scipy.special import erf
 from tvm import s_tir, te, tirx, topi
 
+from schedules.analysis import choices, walk
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.space import best_seed
 
@@ -198,6 +199,24 @@ def test_duplication_is_bounded() -> None:
         x = topi.multiply(x, x)
     sch = best_seed(ELEMENTWISE, te.create_prim_func([a, x]), TARGET)
     assert len(str(sch.mod)) < 400_000
+
+
+def test_choices_do_not_pile_up() -> None:
+    """As of the lengths that a model of speech counts through its convolutions: TVM would simplify them for hours."""
+    def counted(length: te.Tensor) -> te.Tensor:
+        def halved(x: te.Tensor) -> te.Tensor:
+            return te.compute(x.shape, lambda i: tirx.Select(
+                x[i] < 0, tirx.floor(x[i] * 0.5 + 1), tirx.floor(x[i] * 0.25 - x[i] * 0.75)))
+
+        for _ in range(7):
+            length = halved(length)
+        return length
+
+    func = te.create_prim_func(_one(counted, 8)())
+    sch = best_seed(ELEMENTWISE, func, TARGET)
+    found: list[int] = []
+    walk(sch.mod["main"].body, (s_tir.SBlock, lambda block: found.append(choices(block.body))))
+    assert max(found[:-1]) < 20, "a block's own and those of what is inlined into it; the last block is the root"
 
 
 @pytest.mark.parametrize("cores", [1])
