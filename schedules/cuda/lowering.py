@@ -49,9 +49,9 @@ _LEAST_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 #: fragments of a kernel: A's, B's and the sums', and some more
 _MOST_FRAGMENTS = 8
 
-#: registers that are enough for a thread of any kernel, and of most: left alone, CUDA's compiler may keep to 128 for
-#: blocks that shared memory has no room for, and spill
-_PLENTY, _MANY = 200, 160
+#: registers that are enough for a thread of any kernel; and those that one may have where CUDA's compiler, which does
+#: not know of dynamic shared memory, keeps to fewer for blocks that never come, and may spill
+_PLENTY, _MANY = 200, 100
 
 
 def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -210,7 +210,7 @@ def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if threads is None:
         return func
     fitting, plenty = gpu.resident(threads, 1, shared), gpu.resident(threads, _PLENTY, shared)
-    few = plenty > 0 and gpu.resident(threads, _MANY, shared) == fitting
+    few = plenty > 1 and gpu.resident(threads, _MANY, shared) == fitting
     return func.with_attr(_LEAST_BLOCKS, plenty) if few else func
 
 

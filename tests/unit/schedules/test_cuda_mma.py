@@ -161,7 +161,8 @@ def test_a_block_that_is_alone_may_use_all_registers() -> None:
     assert "__launch_bounds__(256, 1) " in source(few, large, HOPPER), "there is room for two, but none comes"
     small = decisions_of(block_m=64, block_n=64, block_k=128, warp_m=32, warp_n=32, stages=4)
     assert "__launch_bounds__(128, 2) " in source(many, small, AMPERE), "shared memory has no room for a third"
-    assert "__launch_bounds__(128) " in source(many, {**small, "stages": 2}, AMPERE)
+    assert "__launch_bounds__(128, 2) " in source(many, {**small, "stages": 2}, AMPERE), "nor for a sixth"
+    assert "__launch_bounds__(128) " in source(many, {**small, "block_k": 64, "stages": 2}, AMPERE)
     if shutil.which("nvcc"):
         (kernel,) = compiled(schedule_with(SPACE, few.func(), AMPERE, large).mod["main"], AMPERE)
         assert kernel.registers > 128 and kernel.stack_bytes == kernel.spilled_bytes == 0
