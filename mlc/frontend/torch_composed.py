@@ -204,9 +204,13 @@ def _median(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
 
 
 def _nanmedian(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-    values, places = torch.sort(x, dim)
-    middle = torch.div((~x.isnan()).sum(dim, True) - 1, 2, rounding_mode="floor").clamp(min=0)
-    found = values.gather(dim, middle), places.gather(dim, middle)
+    if not x.is_floating_point():
+        return _median(x, dim, keepdim)
+    # ONNX does not say where NaN is among the sorted
+    values, places = torch.sort(torch.where(x.isnan(), math.inf, x), dim)
+    count = (~x.isnan()).sum(dim, True)
+    middle = torch.div(count - 1, 2, rounding_mode="floor").clamp(min=0)
+    found = torch.where(count > 0, values.gather(dim, middle), math.nan), places.gather(dim, middle)
     return found if keepdim else tuple(each.squeeze(dim) for each in found)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import mlc
 from mlc.frontend.pytorch import export_module, to_onnx
 
 X = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
@@ -97,3 +98,13 @@ def test_it_computes_what_pytorch_does(name: str) -> None:
     for got, tensor in zip(session.run(None, feeds), wanted, strict=True):
         assert got.dtype == tensor.numpy().dtype
         np.testing.assert_allclose(got, tensor.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", CASES)
+def test_it_compiles(name: str) -> None:
+    function, *inputs = CASES[name]
+    module = Called(function).eval()
+    got = mlc.compile(module, example_inputs=inputs, log=False)(*(each.numpy() for each in inputs))
+    for found, tensor in zip(got, torch.utils._pytree.tree_leaves(module(*inputs)), strict=True):
+        np.testing.assert_allclose(found, tensor.numpy(), rtol=1e-4, atol=1e-5)
