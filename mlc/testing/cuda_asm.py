@@ -12,6 +12,7 @@ _BEGIN = re.compile(r"\b(?:__asm__|asm)\s*(?:__volatile__|volatile)?\s*\(")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ACCESS = re.compile(r"\*\((float2|float4|uint2|uint4|int2|int4|half2|half4|u?longlong4)\*\)\(")
 #: an array in shared memory, as the emulator declares it
+_KERNEL = 'extern "C" __global__'
 _SHARED = re.compile(r"(\w+)\* (\w+) = (?:\(\1\*\)emulator::own_shared|emulator::shared_array<)")
 #: a copy, or zeros where a predicate does not hold
 _GUARDED_COPY = re.compile(
@@ -165,6 +166,14 @@ def _hopper_call(statement: Statement, place: int) -> str:
 
 def _noted(source: str, place: int) -> str:
     """Accesses of whole vectors through pointers, and of elements of arrays in shared memory, except in an index."""
+    parts = []
+    for kernel in re.split(f"(?={_KERNEL})", source):  # an array of the same name may lie elsewhere in another
+        noted, place = _noted_in_kernel(kernel, place)
+        parts.append(noted)
+    return "".join(parts)
+
+
+def _noted_in_kernel(source: str, place: int) -> tuple[str, int]:
     arrays = {name: element for element, name in _SHARED.findall(source)}
     named = "|".join(arrays) or "(?!)"
     element = rf"(?<!&)(?<!&\()(?<!\w)(?:\(\((?:volatile )?(\w+)\*\)({named})\)|({named}))\["
@@ -178,7 +187,7 @@ def _noted(source: str, place: int) -> str:
         noted = f'*ptx::note({place}, "{kind}", ({kind}*){place_of})'
         parts += [source[last : found.start()], noted if vector else f"({noted})"]
         last, place = close + 1, place + 2  # wide ones are two accesses
-    return "".join([*parts, source[last:]])
+    return "".join([*parts, source[last:]]), place
 
 
 def _closing(source: str, opening: int) -> int:

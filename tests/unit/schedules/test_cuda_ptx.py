@@ -227,3 +227,14 @@ def test_sectors_of_global_memory(index: str, taken: int) -> None:
     (cost,) = run_source(source, WARP, {"x": x})
     assert (cost.shared, cost.bytes, cost.requests, cost.taken, cost.least) == (False, 16, 1, taken, 16)
     assert x.sum() == 320
+
+
+def test_arrays_of_another_kernel_are_its_own() -> None:
+    """One kernel keeps in registers what bears the name of another's array in shared memory."""
+    head = 'extern "C" __global__ void '
+    source = emulated(f"""
+{head}first(float* x_ptr) {{ float kept[2]; kept[0] = x_ptr[0]; x_ptr[0] = kept[0]; }}
+{head}second(float* x_ptr) {{ float* kept = (float*)emulator::own_shared(8); kept[0] = x_ptr[0]; x_ptr[0] = kept[0]; }}
+""")
+    first, second = source.split(head)[1:]
+    assert "note" not in first and second.count("ptx::note") == 2
