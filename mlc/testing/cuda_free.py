@@ -151,6 +151,23 @@ def _window(dtype: str) -> FreeCase:
                     {"sm_80": space, "sm_90a": space})
 
 
+def _stretched() -> FreeCase:
+    """A transposed convolution of images of twice the free height, as TVM computes one: its results' places are
+    quotients by a free size, by which TVM's pass for sums over threads does not find them."""
+    def tensors(height: Any) -> list[te.Tensor]:
+        from tvm import te, topi
+
+        x, w = te.placeholder((1, 24, 2 * height, 28), "float32", "x"), te.placeholder((24, 16, 2, 2), "float32", "w")
+        bias = te.placeholder((1, 16, 1, 1), "float32", "bias")
+        return [x, w, bias, topi.add(topi.nn.conv2d_transpose_nchw(x, w, (2, 2), (0, 0), "float32", (0, 0)), bias)]
+
+    def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        apart = np.einsum("nchw,cfrs->nfhrws", x, w)
+        return apart.reshape(*apart.shape[:2], 2 * x.shape[2], 2 * x.shape[3]) + bias
+
+    return FreeCase("stretched", {"height": (1, 130, 32)}, tensors, reference, 1e-5)
+
+
 def _attention(
     name: str, dtype: str, *, queries: int = 0, causal: int | None = None, mask: bool = False, groups: int = 1
 ) -> FreeCase:
@@ -198,7 +215,7 @@ FREE = (
     _product("product_f16", ("batch", "length"), 96, 72, "float16", 24, {"sm_80": "cuda.mma", "sm_90a": "cuda.wgmma"}),
     _product("product_f32", ("n",), 50, 40, "float32", 64, {"sm_80": "cuda.gemm", "sm_90a": "cuda.gemm"}),
     _product("long_sum", ("n",), 3072, 72, "float16", 32, {"sm_80": "cuda.mma", "sm_90a": "cuda.mma"}),
-    _norm(), _broadcast(), _window("float16"), _window("float32"),
+    _norm(), _broadcast(), _window("float16"), _window("float32"), _stretched(),
     _attention("attention_f16", "float16"), _attention("attention_f16_causal", "float16", causal=3),
     _attention("attention_f16_masked", "float16", mask=True), _attention("attention_f32", "float32", groups=2),
     _attention("decode_f16", "float16", queries=1, groups=4),

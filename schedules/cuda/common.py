@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import BlockInfo, describe, expression_size, loads, uses, walk
-from schedules.lockstep import is_fixed
+from schedules.lockstep import Lockstep, is_fixed
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Space, best_seed
 
@@ -194,14 +194,20 @@ def bind_flat(sch: s_tir.Schedule, loops: Sequence[Any], threads: int, vector: i
     return bx, tx
 
 
-def require_joined(sch: s_tir.Schedule) -> None:
-    """Raise :class:`InvalidDecision` unless TVM joins every reduction that is spread over threads.
+def require_joined(sch: s_tir.Schedule | Lockstep) -> None:
+    """Raise :class:`InvalidDecision` unless TVM joins every reduction that is spread over threads, of free sizes too.
 
     Its pass looks for patterns and leaves what it doesn't know as it is: each thread would keep a part of the sum.
     """
-    lowered = s_tir.transform.LowerCrossThreadReduction()(sch.mod)["main"]
+    names = ", ".join(sorted(_not_joined(sch.mod) or (_not_joined(sch.free.mod) if isinstance(sch, Lockstep) else ())))
+    require(not names, f"a reduction over threads must be one that TVM can join, but {names} is not")
+
+
+def _not_joined(mod: tvm.IRModule) -> set[str]:
+    """Blocks whose parts of a sum TVM would leave in the threads that make them."""
+    lowered = s_tir.transform.LowerCrossThreadReduction()(mod)["main"]
     threads: list[Any] = []
-    left: list[str] = []
+    left: set[str] = set()
 
     def enter(loop: Any) -> None:
         if loop.thread_binding is not None and str(loop.thread_binding.thread_tag).startswith("threadIdx"):
@@ -211,12 +217,11 @@ def require_joined(sch: s_tir.Schedule) -> None:
         for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
             reduced = iv.iter_type == tirx.IterVar.CommReduce and realize.block.init is not None
             if reduced and uses(value, threads):
-                left.append(str(realize.block.name_hint))
+                left.add(str(realize.block.name_hint))
 
     callbacks = [(tirx.For, enter), (s_tir.SBlockRealize, inspect)]
     tvm_ffi.structural_walk(lowered.body, callbacks, order="pre")
-    names = ", ".join(sorted(set(left)))
-    require(not left, f"a reduction over threads must be one that TVM can join, but {names} is not")
+    return left
 
 
 def require(condition: bool, message: str) -> None:
