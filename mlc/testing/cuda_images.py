@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from mlc.graph.kernels.transposed import Phases, axes, conv2d_transpose_channels_last, phases_of
 from mlc.testing.cases import Case
 
-__all__ = ["IMAGES", "Image", "first_layer"]
+__all__ = ["IMAGES", "Image", "Transposed", "first_layer"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,61 @@ def first_layer(
     return Case(name, tensors, reference, {"bfloat16": 3e-3}.get(dtype, 1e-3), space="cuda.mma", index="int64")
 
 
+@dataclass(frozen=True)
+class Transposed:
+    """A transposed convolution of images ``[n, height, width, channels]``, with a bias, ReLU, and rounding to the
+    operands' type, for which results are whole phases."""
+
+    size: tuple[int, int, int, int]
+    filters: int
+    kernel: tuple[int, int] = (4, 4)
+    strides: tuple[int, int] = (2, 2)
+    pads: tuple[int, int] = (1, 1)
+    dtype: str = "float16"
+
+    @property
+    def phases(self) -> tuple[Phases, Phases]:
+        """Of rows and columns, as the tensor cores' kernels have them."""
+        before_after = (*self.pads, *self.pads)
+        return phases_of(*axes(self.size[1:3], self.kernel, self.strides, before_after, (0, 0)), self.filters, 64)
+
+    def case(self, name: str, space: str = "cuda.mma") -> Case:
+        """Its case, for the space that takes it."""
+        def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
+            return np.maximum(self._convolved(x[:, 0], w) + bias, 0)
+
+        made = Case(name, self._tensors, reference, {"bfloat16": 3e-3}.get(self.dtype, 1e-3), space=space,
+                    index="int64")
+        return replace(made, build=lambda: _marked(made)) if self.dtype == "tf32" else made
+
+    def _tensors(self) -> list[Any]:
+        from tvm import te, topi
+
+        n, height, width, channels = self.size
+        rows, columns = self.phases
+        dtype = "float32" if self.dtype == "tf32" else self.dtype
+        shape = (rows.groups, columns.groups, rows.count, columns.count, self.filters, rows.taps, columns.taps, channels)
+        x, w = te.placeholder((n, 1, height, width, channels), dtype, "x"), te.placeholder(shape, dtype, "w")
+        bias = te.placeholder((1, 1, 1, 1, self.filters), "float32", "bias")
+        y = conv2d_transpose_channels_last(x, w, rows, columns)
+        return [x, w, bias, topi.cast(topi.nn.relu(topi.add(y, bias)), dtype)]
+
+    def _convolved(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """Phase by phase, from what :class:`mlc.graph.kernels.transposed.Phases` says of windows."""
+        rows, columns = self.phases
+        padded = np.pad(x, ((0, 0), rows.padding, columns.padding, (0, 0)))
+        windows = sliding_window_view(padded, (rows.taps, columns.taps), axis=(1, 2))
+        result = np.zeros((len(x), rows.axis.steps, rows.axis.stride, columns.axis.steps, columns.axis.stride,
+                           self.filters))
+        for g, k, p, q in np.ndindex(w.shape[:4]):
+            first = (rows.first + g + rows.padding[0], columns.first + k + columns.padding[0])
+            of = windows[:, first[0] :, first[1] :][:, : rows.axis.steps, : columns.axis.steps]
+            sums = np.einsum("nhwcrs,frsc->nhwf", of, w[g, k, p, q])
+            result[:, :, g * rows.count + p, :, k * columns.count + q] = sums
+        shape = (len(x), 1, rows.axis.steps * rows.axis.stride, columns.axis.steps * columns.axis.stride, self.filters)
+        return result.reshape(shape)
+
+
 def _pixels() -> Case:
     """Three channels of images with their channels last as such lines."""
     from mlc.graph.estimate import Convolution
@@ -136,6 +192,14 @@ IMAGES: tuple[Case, ...] = (
     Image((1, 10, 9, 32), 24, pad=2, dilation=2).case("image3x3_dilated"),
     Image((1, 8, 12, 16), 24, pad=1, dtype="tf32").case("image3x3_tf32"),
     Image((1, 7, 9, 40), 48, pad=1, groups=2).case("image3x3_groups"),
+    Transposed((2, 5, 7, 24), 40).case("image4x4_transposed"),
+    Transposed((1, 9, 6, 32), 24, (2, 2), pads=(0, 0), dtype="bfloat16").case("image2x2_transposed_bf16"),
+    Transposed((1, 7, 6, 16), 24, (3, 3), dtype="tf32").case("image3x3_transposed_tf32"),
+    Transposed((2, 1, 37, 32), 16, (1, 16), (1, 8), (0, 4)).case("line16_transposed"),
     Image((2, 9, 7, 64), 72, pad=1, residual=True).case("image3x3_windows", "cuda.wgmma"),
     Image((2, 15, 14, 96), 64, 1, 2, dtype="bfloat16").case("image1x1_windows_bf16", "cuda.wgmma"),
+    Transposed((2, 9, 7, 64), 72).case("image4x4_transposed_windows", "cuda.wgmma"),
+    Transposed((3, 8, 9, 96), 64, (2, 2), pads=(0, 0), dtype="bfloat16").case(
+        "image2x2_transposed_windows_bf16", "cuda.wgmma"),
+    Transposed((2, 1, 67, 64), 40, (1, 8), (1, 4), (0, 2)).case("line8_transposed_windows", "cuda.wgmma"),
 )

@@ -22,7 +22,7 @@ from schedules.cuda.common import Leaf, inline_injective, leaves, refresh, scrat
 from schedules.free import free_function
 
 __all__ = [
-    "PRECISION", "Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand",
+    "BATCH", "PRECISION", "Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand",
     "with_tf32",
 ]
 
@@ -321,12 +321,14 @@ def _fold_epilogue(
     sch: s_tir.Schedule, written: Any, following: Sequence[Leaf], contraction: Contraction
 ) -> tuple[Any, list[Leaf]]:
     """Fold what follows elementwise into the block that writes the result; the rest runs as other kernels."""
-    result = sch.get(written).writes[0].source
     after = inline_injective(sch, following)
     out = written
-    if len(after) == 1 and _elementwise_on(after[0], result):
+    if len(after) == 1 and _elementwise_on(after[0], sch.get(written).writes[0].source):
         sch.compute_inline(written)
         out, after = after[0].rv, []
+    elif len(after) == 1 and _moved(sch, written, after[0]):
+        sch.reverse_compute_inline(after[0].rv)
+        after = []
     spatial = [e for r, e in zip(contraction.roles, contraction.extents, strict=True) if r != K]
     rank = len(sch.get(out).iter_vars)
     if contraction.group is not None and rank == len(spatial) - 1:
@@ -335,6 +337,28 @@ def _fold_epilogue(
     if contraction.group is not None:
         _simplify_reads(sch, out, contraction.index)
     return out, after
+
+
+def _moved(sch: s_tir.Schedule, written: Any, leaf: Leaf) -> bool:
+    """Lay the result out as what follows it elementwise reads it: each element once, at another place. Whether it does.
+
+    Before: ``C[h, p, x] = ..; E[y, x] = relu(C[y // 2, y % 2, x])``.
+    After: ``C[h * 2 + p, x] = ..; E[y, x] = relu(C[y, x])``.
+    """
+    result = sch.get(written).writes[0].source
+    found = {str(list(load.indices)): load.indices for load in loads(leaf.info.block.body)
+             if load.source.same_as(result)}
+    if leaf.info.kind != "injective" or len(found) != 1:
+        return False
+    (indices,) = found.values()
+    if not leaf.info.variables[-1].same_as(indices[-1]):  # neighbours would be stored one by one
+        return False
+    reads = tirx.IndexMap(list(leaf.info.variables), list(indices), None)
+    try:
+        sch.transform_layout(written, ("write", 0), reads.inverse(leaf.info.extents))
+    except (s_tir.ScheduleError, ValueError, tvm.error.InternalError):
+        return False
+    return _elementwise_on(refresh(sch, [leaf])[0], sch.get(written).writes[0].source)
 
 
 def _group_in_output(contraction: Contraction) -> tuple[int, int]:
@@ -377,12 +401,9 @@ def _result(sch: s_tir.Schedule, normal: Normal, contraction: Contraction) -> tu
     store = info.block.body
     if not isinstance(store, tirx.BufferStore):
         return bits, 1
-    found = linear_offset(tirx.BufferLoad(store.buffer, store.indices), info.variables, info.extents)
-    if found is None or not found[0] or found[0][-1] != 1:
-        return bits, 1
-    steps = [step for step, extent in zip(found[0][:-1], info.extents, strict=False) if extent > 1]
-    others = (*steps, found[1], contraction.size(N))
-    return bits, next(v for v in (128 // bits, 4, 2, 1) if v * bits <= 128 and not any(x % v for x in others))
+    place = tirx.BufferLoad(store.buffer, store.indices)
+    widths = [v for v in (8, 4, 2) if v * bits <= 128]
+    return bits, widest_run(place, info.variables, info.extents, len(info.extents) - 1, widths)
 
 
 def operand(sch: s_tir.Schedule, main: Any, rows: str) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from tvm.ir import Range, TensorLoad
 
 from schedules.analysis import BlockInfo, branches, evaluate, replaced
 from schedules.cuda.common import Leaf, ceil_div, leaves, scratch
-from schedules.cuda.contraction import Contraction, K, N
-from schedules.cuda.emit import i64
+from schedules.cuda.contraction import BATCH, Contraction, K, M
+from schedules.cuda.emit import i32, i64
 from schedules.cuda.hopper import MOST_SPAN, MOST_STEP, SWIZZLE_BYTES
 
 __all__ = ["WIDE", "Boxes", "Image", "image_of"]
@@ -66,7 +67,8 @@ class Image:
     """Windows ``[rows, depth]`` of images ``[n, 1, height, width, channels]`` in ``buffer``: a row has, place after
     place of a window of ``window`` lines and columns, all channels, zeros outside of the image. ``results`` are the
     images, lines and columns of windows, ``strides`` and ``dilation`` of lines and columns, and ``pads`` the lines
-    above an image and columns left of it."""
+    above an image and columns left of it. Of several products, ``batches`` has for each axis that numbers them how many
+    there are, and by how many lines and columns the windows of one lie behind those of the one before."""
 
     buffer: tirx.Buffer
     results: tuple[int, int, int]
@@ -74,10 +76,15 @@ class Image:
     strides: tuple[int, int]
     dilation: tuple[int, int]
     pads: tuple[int, int]
+    batches: tuple[tuple[int, int, int], ...] = ()
 
     #: neighbours in memory are steps along ``depth``
     across = False
-    batch = 1
+
+    @property
+    def batch(self) -> int:
+        """Of products."""
+        return prod(count for count, _, _ in self.batches)
 
     @property
     def channels(self) -> int:
@@ -107,6 +114,15 @@ class Image:
     def byte_strides(self) -> tuple[int, ...]:
         channels, width, height, _ = self.sizes
         return 2 * channels, 2 * channels * width, 2 * channels * width * height
+
+    def shift(self, batch: Any) -> tuple[Any, Any]:
+        """The lines and columns by which the windows of a product lie behind those of the first one."""
+        lines: Any = i32(0)
+        columns: Any = i32(0)
+        for count, down, right in reversed(self.batches):
+            batch, number = batch // count, batch % count
+            lines, columns = lines + number * down, columns + number * right
+        return lines, columns
 
     def boxes(self, rows: int, *, boxed: bool) -> Boxes:
         """How tiles of so many rows have the pixels of the results; ``boxed``: results leave in boxes too."""
@@ -141,7 +157,8 @@ def image_of(contraction: Contraction, func: tirx.PrimFunc) -> Image | None:
     """The image that the convolution of a function reads, where boxes of it can be copied; else None."""
     found = leaves(scratch(func))
     main = next(leaf.info for leaf in found if leaf.info.kind == "reduction")
-    if main.factors is None or contraction.group is not None or contraction.roles[4:] != (N, K, K, K):
+    axes = {role: [i for i, its in enumerate(contraction.roles) if its == role] for role in (BATCH, M, K)}
+    if main.factors is None or contraction.group is not None or len(axes[M]) != 4 or len(axes[K]) != 3:
         return None
     load: Any = main.factors[0 if contraction.lhs_is_a else 1]
     guard, load = _source(load, found)
@@ -150,7 +167,7 @@ def image_of(contraction: Contraction, func: tirx.PrimFunc) -> Image | None:
     places = [_linear(index, main) for index in load.indices]
     if any(place is None for place in places) or not _pads(guard, load, main):
         return None
-    return _image(load.source, [place for place in places if place is not None], main.extents)
+    return _image(load.source, [place for place in places if place is not None], main.extents, axes)
 
 
 def _source(load: Any, found: Sequence[Leaf]) -> tuple[Any, Any]:
@@ -209,22 +226,29 @@ def _follows(condition: Any, load: TensorLoad, main: BlockInfo) -> bool:
     return holds is not None and bool(np.all(np.where(inside, holds, True)))
 
 
-def _image(buffer: tirx.Buffer, places: list[list[int]], extents: tuple[int, ...]) -> Image | None:
-    """Iterators are images, 1, lines, columns and filters of the results, lines and columns of a window, channels."""
+def _image(
+    buffer: tirx.Buffer, places: list[list[int]], extents: tuple[int, ...], axes: Mapping[str, Sequence[int]]
+) -> Image | None:
+    """Iterators of the role M are images, 1, lines and columns of the results, of K lines and columns of a window and
+    channels."""
     def steps(dimension: int) -> dict[int, int]:
         return {i: step for i, step in enumerate(places[dimension][:-1]) if step and extents[i] > 1}
 
-    n, _, height, width, _, *window, channels = extents
-    if extents[1] != 1 or channels != int(buffer.shape[-1]) or 2 * channels % _ALIGNED_BYTES:
+    (image, one, line, column), (down, right, channel) = axes[M], axes[K]
+    channels = extents[channel]
+    if extents[one] != 1 or channels != int(buffer.shape[-1]) or 2 * channels % _ALIGNED_BYTES:
         return None
     begins = [place[-1] for place in places]
-    alone = all(steps(d) == ({i: 1} if extents[i] > 1 else {}) and not begins[d] for d, i in ((0, 0), (4, 7)))
-    along = [steps(2), steps(3)]
-    if not alone or steps(1) or begins[1] or set(along[0]) - {2, 5} or set(along[1]) - {3, 6}:
+    alone = all(steps(d) == ({i: 1} if extents[i] > 1 else {}) and not begins[d] for d, i in ((0, image), (4, channel)))
+    along, batches = [steps(2), steps(3)], axes[BATCH]
+    allowed = {line, down, *batches}, {column, right, *batches}
+    if not alone or steps(1) or begins[1] or any(set(each) - of for each, of in zip(along, allowed, strict=True)):
         return None
-    strides, dilation = along[0].get(2, 1), along[1].get(3, 1)
-    reach = along[0].get(5, 1), along[1].get(6, 1)
+    strides, dilation = along[0].get(line, 1), along[1].get(column, 1)
+    reach = along[0].get(down, 1), along[1].get(right, 1)
     if not all(0 < step <= MOST_STEP for step in (strides, dilation)) or min(reach) < 1:
         return None
-    return Image(buffer, (n, height, width), (window[0], window[1]), (strides, dilation), reach,
-                 (-begins[2], -begins[3]))
+    return Image(
+        buffer, (extents[image], extents[line], extents[column]), (extents[down], extents[right]), (strides, dilation),
+        reach, (-begins[2], -begins[3]),
+        tuple((extents[i], along[0].get(i, 0), along[1].get(i, 0)) for i in batches if extents[i] > 1))

@@ -17,7 +17,17 @@ from tvm.ir import TensorLoad
 
 from schedules.analysis import describe, linear_offset, loads, remembered, replaced, uses, walk
 from schedules.cuda.common import scratch
-from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
+from schedules.cuda.contraction import (
+    BATCH,
+    Contraction,
+    K,
+    M,
+    N,
+    contraction_of,
+    inline_producers,
+    normalise,
+    operand,
+)
 from schedules.cuda.emit import i64, substituted
 from schedules.cuda.image import Image, image_of
 from schedules.errors import InvalidDecision
@@ -28,7 +38,6 @@ __all__ = ["MARK", "Operand", "Product", "Stored", "check_marked_product", "lies
 
 #: the annotation of the sum of products that names the tiles of its kernel
 MARK = "mlc.wgmma"
-_BATCH = "b"
 #: of 16 bits
 _TYPES = ("float16", "bfloat16")
 #: of a tensor that boxes are copied of, every stride and the first element lie at multiples of so many bytes
@@ -91,7 +100,7 @@ class Operand:
 
 def lies_of(contraction: Contraction, result: tirx.BufferStore, axes: Sequence[Any]) -> Lies | None:
     """Where a result lies whose variables number the batch, m and n (:attr:`Stored.lies`)."""
-    sizes = [contraction.size(role) for role in (_BATCH, M, N)]
+    sizes = [contraction.size(role) for role in (BATCH, M, N)]
     found = linear_offset(tirx.BufferLoad(result.buffer, result.indices), list(axes), sizes)
     return None if found is None or found[0][2] != 1 else (tuple(found[0]), found[1])
 
@@ -110,7 +119,7 @@ class Stored:
 
     @property
     def batch(self) -> int:
-        return self.contraction.size(_BATCH)
+        return self.contraction.size(BATCH)
 
     @property
     def m(self) -> Any:
@@ -144,11 +153,7 @@ class Stored:
 
     def neighbours(self, most: int) -> int:
         """How many neighbouring columns of the result, at most so many, one aligned store may take."""
-        found = self.lies
-        if found is None:
-            return 1
-        others = (found[0][0] if self.batch > 1 else 0, found[0][1], found[1], self.n)
-        return next(w for w in (most, most // 2, most // 4, 1) if w and not any(x % w for x in others))
+        return min(most, self.contraction.vector_result)
 
 
 @dataclass(frozen=True)
@@ -239,8 +244,7 @@ def _fixed(func: tirx.PrimFunc) -> Product | None:
     contraction = contraction_of(func)
     if contraction is None or contraction.types[2] != "float32" or contraction.types[0] != contraction.types[1]:
         return None
-    outer = [role for role in contraction.roles if role != K]
-    if contraction.types[0] not in _TYPES or outer != sorted(outer, key=(_BATCH, M, N).index):
+    if contraction.types[0] not in _TYPES:
         return None
     sch = scratch(func)
     normal = normalise(sch, contraction)
@@ -248,7 +252,9 @@ def _fixed(func: tirx.PrimFunc) -> Product | None:
         return None
     out, sums = sch.get(normal.out), sch.get(normal.main).writes[0].source
     b = _operand(sch, normal.main, N, contraction)
-    a = _operand(sch, normal.main, M, contraction) or image_of(contraction, func)
+    outer = [role for role in contraction.roles if role != K]
+    ordered = outer == sorted(outer, key=(BATCH, M, N).index)
+    a = (_operand(sch, normal.main, M, contraction) if ordered else None) or image_of(contraction, func)
     if a is None or b is None or not all(any(p.same_as(each.buffer) for p in func.params) for each in (a, b)):
         return None
     if isinstance(a, Image) and a.depth != b.depth and b.across:  # the channels of a place are a dimension
@@ -268,7 +274,7 @@ def _operand(sch: s_tir.Schedule, main: Any, role: str, contraction: Contraction
     if found is None or len(loads(value)) != 1:
         return None
     batch_step, depth_step, row_step = found[0] if len(found[0]) == 3 else (0, *found[0])
-    batch = contraction.size(_BATCH) if len(found[0]) == 3 else 1
+    batch = contraction.size(BATCH) if len(found[0]) == 3 else 1
     made = Operand(value.source, found[1], batch, contraction.size(role), contraction.size(K), batch_step, row_step,
                    depth_step)
     inner, outer = (made.rows, made.depth_step) if made.across else (made.depth, made.row_step)

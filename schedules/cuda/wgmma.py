@@ -212,6 +212,8 @@ def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> 
     spatial = sum(v.iter_type != tirx.IterVar.CommReduce for v in sch.get(out).iter_vars)
     loops = sch.get_loops(out)[:spatial]
     roles = [role for role in product.contraction.roles if role != "k"]
+    if len(roles) != len(loops):  # the result is laid out otherwise, but for its columns
+        roles = ["m"] * (len(loops) - 1) + ["n"]
     by_role = [[loop for loop, its in zip(loops, roles, strict=True) if its == role] for role in "bmn"]
     m_o, *ranks, m_i = sch.split(
         _fused(sch, by_role[1]), [None, *([tile.cluster] if tile.cluster > 1 else []), tile.block_m])

@@ -39,17 +39,21 @@ class WindowGroups(Warpgroups):
                 (WIDE, columns, lines, images), (1, *reversed(image.strides), 1))
         if not self.filled:
             return super()._encode(side, operand, rows)
+        batches, step = ((operand.batch,), (2 * operand.batch_step,)) if operand.batch > 1 else ((), ())
         return hopper.encode(
             self.maps[side], tirx.address_of(operand.first), self.product.dtype,
-            (image.channels, image.window[0] * image.window[1], operand.rows),
-            (2 * image.channels, 2 * operand.row_step), (WIDE, 1, rows // self._shares(operand)))
+            (image.channels, image.window[0] * image.window[1], operand.rows, *batches),
+            (2 * image.channels, 2 * operand.row_step, *step),
+            (WIDE, 1, rows // self._shares(operand), *(1 for _ in batches)))
 
     def _encode_results(self, results: Operand) -> list[tirx.Stmt]:
         images, height, width = self.boxes.results
-        steps = (2 * results.row_step * count for count in (1, width, width * height))
+        sizes, box = (results.depth, width, height, images), (WIDE, *reversed(self.boxes.slice))
+        steps = tuple(2 * results.row_step * count for count in (1, width, width * height))
+        if results.batch > 1:
+            sizes, box, steps = (*sizes, results.batch), (*box, 1), (*steps, 2 * results.batch_step)
         return hopper.encode(
-            self.maps["c"], tirx.address_of(results.first), str(results.buffer.dtype),
-            (results.depth, width, height, images), tuple(steps), (WIDE, *reversed(self.boxes.slice)))
+            self.maps["c"], tirx.address_of(results.first), str(results.buffer.dtype), sizes, steps, box)
 
     @property
     def _landing(self) -> int:
@@ -58,7 +62,7 @@ class WindowGroups(Warpgroups):
     def _copy(self, side: str, operand: Any, rows: int, to: Any, at: Any, full: Any) -> list[tirx.Stmt]:
         if operand is not self.image and not self.filled:
             return super()._copy(side, operand, rows, to, at, full)
-        _, row, depth = at
+        batch, row, depth = at
         shares, size = self._shares(operand), rows * hopper.SWIZZLE_BYTES
         if shares > 1:  # this block's part of each box, for all
             part = self.block % shares
@@ -66,7 +70,9 @@ class WindowGroups(Warpgroups):
         copies = []
         for piece in range(self.tile.block_k // WIDE):
             place, channel = self._place_of(depth // WIDE + piece)
-            corner = (channel, place, row) if operand is self.product.b else (channel, *self._corner(row, place))
+            corner: tuple[Any, ...] = (channel, *self._corner(batch, row, place))
+            if operand is self.product.b:
+                corner = (channel, place, row, *([batch] if operand.batch > 1 else []))
             copies.append(hopper.fetch_box(to + piece * size, self.maps[side], corner, full, shares))
         return copies
 
@@ -78,12 +84,12 @@ class WindowGroups(Warpgroups):
             place = tirx.min(place, i32(image.window[0] * image.window[1] - 1))
         return place, (piece - place * pieces) * WIDE
 
-    def _corner(self, row: Any, place: Any) -> tuple[Any, Any, Any]:
+    def _corner(self, batch: Any, row: Any, place: Any) -> tuple[Any, Any, Any]:
         """The column, line and image of the pixel that a row of the tiles has in a place of its window."""
-        image, (n, line, column) = self.image, self._pixel(row)
+        image, (n, line, column), (lower, further) = self.image, self._pixel(row), self.image.shift(batch)
         down, right = place // image.window[1], place % image.window[1]
-        return (column * image.strides[1] - image.pads[1] + right * image.dilation[1],
-                line * image.strides[0] - image.pads[0] + down * image.dilation[0], n)
+        return (column * image.strides[1] - image.pads[1] + further + right * image.dilation[1],
+                line * image.strides[0] - image.pads[0] + lower + down * image.dilation[0], n)
 
     def _pixel(self, row: Any) -> tuple[Any, Any, Any]:
         """The image, line and column of the results that a row of the tiles is, in a box or beyond the last one."""
@@ -105,4 +111,5 @@ class WindowGroups(Warpgroups):
         return tirx.Select(there, number, i32(0))
 
     def _result_box(self, batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
-        return (column, *reversed(self._pixel(row)))
+        place = (column, *reversed(self._pixel(row)))
+        return (*place, batch) if self.product.batch > 1 else place

@@ -1,15 +1,17 @@
-"""Transposed convolution in blocked layouts, without the zeros that its definition puts between the inputs.
+"""Transposed convolution without the zeros that its definition puts between the inputs.
 
 Outputs whose row and column leave the same remainders by the strides, a *phase*, see the same elements of the kernel:
 every stride-th one. Each phase is an ordinary convolution at stride 1 with that part of the kernel, and the phases'
 results interleave. After Shi et al., "Is the deconvolution layer the same as a convolutional layer?" (2016). Kernels
-are taken apart when the module is built.
+are taken apart when the module is built: in blocked layouts for CPUs, with the channels last for tensor cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 from tvm import te, tirx
@@ -17,7 +19,8 @@ from tvm import te, tirx
 from mlc.graph.kernels.blocked import pad_spatial
 from mlc.graph.kernels.integer import widened
 
-__all__ = ["Axis", "axes", "conv2d_transpose_nchwc", "phase_weight"]
+__all__ = ["Axis", "Phases", "axes", "conv2d_transpose_channels_last", "conv2d_transpose_nchwc", "pack_phases",
+           "phase_weight", "phases_of"]
 
 
 @dataclass(frozen=True)
@@ -138,3 +141,102 @@ def conv2d_transpose_nchwc(data: te.Tensor, weight: te.Tensor, rows: Axis, colum
 
     size = (data.shape[0], oc_blocks, rows.steps * sh, columns.steps * sw, oc)
     return te.compute(size, interleaved, name="conv2d_transpose")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of an axis in ``groups`` of neighbours whose windows, of ``taps`` inputs, begin at the same input. The
+    first group's first window begins at input ``first``, which may be negative; that of a next group one further."""
+
+    axis: Axis
+    groups: int
+    first: int
+    taps: int
+
+    @property
+    def count(self) -> int:
+        """Phases of a group."""
+        return self.axis.stride // self.groups
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Zeros before and after the inputs, so that every window finds whatever it reads."""
+        end = self.first + self.axis.steps - 1 + self.groups - 1 + self.taps
+        return max(0, -self.first), max(0, end - self.axis.size)
+
+    @cached_property
+    def elements(self) -> np.ndarray:
+        """``[groups, count, taps]``: the element of the kernel that a phase multiplies each input of its window with,
+        -1 for none."""
+        group, phase, tap = np.ogrid[: self.groups, : self.count, : self.taps]
+        number = group * self.count + phase
+        found = number + self.axis.before - self.axis.stride * (self.first + group + tap)
+        return np.where((found >= 0) & (found < self.axis.kernel), found, -1)
+
+
+def _phases(axis: Axis) -> list[Phases]:
+    """All phases as one group, whose windows are as wide as those of all together, and as the two groups whose windows
+    begin at different inputs, where they have as many phases."""
+    numbers = range(axis.stride)
+    last = [(phase + axis.before) // axis.stride for phase in numbers]
+    first = [-((axis.kernel - 1 - phase - axis.before) // axis.stride) for phase in numbers]
+    found = [Phases(axis, 1, min(first), max(last) - min(first) + 1)]
+    if 2 * (axis.before % axis.stride) == axis.stride:
+        taps = max(end - begin for begin, end in zip(first, last, strict=True)) + 1
+        found.append(Phases(axis, 2, last[0] - taps + 1, taps))
+    return found
+
+
+def phases_of(rows: Axis, columns: Axis, filters: int, tile: int) -> tuple[Phases, Phases]:
+    """How phases are computed with the fewest multiply-adds, by a kernel that multiplies whole tiles of filters, those
+    of all the phases of a group together."""
+    def products(found: tuple[Phases, Phases]) -> int:
+        down, right = found
+        tiles = -(-down.count * right.count * filters // tile) * down.groups * right.groups
+        return tiles * max(1, down.taps * right.taps)
+
+    return min(product(_phases(rows), _phases(columns)), key=products)
+
+
+def pack_phases(weight: np.ndarray, filters: int, channels: int, rows: Phases, columns: Phases) -> np.ndarray:
+    """``[I, O, KH, KW]`` as ``[GH, GW, PH, PW, filters, TH, TW, channels]``: of each group of rows and of columns, and
+    of each phase in it, the elements that its window is multiplied with, zeros where there are none."""
+    padded = np.pad(weight, ((0, channels - weight.shape[0]), (0, filters - weight.shape[1]), (0, 1), (0, 1)))
+    down, right = rows.elements, columns.elements  # an element -1 is of the zeros
+    taken = padded[:, :, down[:, :, :, None, None, None], right]  # [I, O, GH, PH, TH, GW, PW, TW]
+    return np.ascontiguousarray(taken.transpose(2, 5, 3, 6, 1, 4, 7, 0))
+
+
+def conv2d_transpose_channels_last(data: te.Tensor, weight: te.Tensor, rows: Phases, columns: Phases) -> te.Tensor:
+    """Transposed convolution ``[N, 1, H, W, I] -> [N, 1, OH, OW, O]`` by a weight of :func:`pack_phases`, added up in
+    float32, or of int8 in int32. ``OH`` and ``OW`` are rounded up to whole phases: rows and columns past
+    :attr:`Axis.out` hold what further outputs would be.
+
+    It is a product for each group of phases; the windows of a group are an implicit matrix, and its phases and filters
+    the columns of the other.
+    """
+    (above, below), (before, after) = rows.padding, columns.padding
+    padded, wide = pad_spatial(data, (above, before, below, after)), "int32" if data.dtype == "int8" else "float32"
+    *_, filters, th, tw, channels = weight.shape
+    rh, rw = te.reduce_axis((0, th), name="rh"), te.reduce_axis((0, tw), name="rw")
+    rc = te.reduce_axis((0, channels), name="rc")
+
+    def total(ni, bi, hi, gi, pi, wi, ki, qi, ci):  # type: ignore[no-untyped-def]
+        line, column = hi + gi + rh + rows.first + above, wi + ki + rw + columns.first + before
+        factor = weight[gi, ki, pi, qi, ci, rh, rw, rc]
+        return te.sum(padded[ni, bi, line, column, rc].astype(wide) * factor.astype(wide), axis=[rh, rw, rc])
+
+    of_axes = [(each.axis.steps, each.groups, each.count) for each in (rows, columns)]
+    phases = te.compute((data.shape[0], 1, *of_axes[0], *of_axes[1], filters), total, name="conv2d")
+
+    def interleaved(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
+        return phases[ni, bi, *_phase_of(hi, rows), *_phase_of(wi, columns), ci]
+
+    size = (data.shape[0], 1, rows.axis.steps * rows.axis.stride, columns.axis.steps * columns.axis.stride, filters)
+    return te.compute(size, interleaved, name="conv2d_transpose")
+
+
+def _phase_of(place: tirx.Expr, phases: Phases) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
+    """The step of a place among the outputs, the group of its phase, and the phase in that."""
+    group = tirx.floordiv(place, phases.count)
+    return tirx.floordiv(group, phases.groups), tirx.floormod(group, phases.groups), tirx.floormod(place, phases.count)

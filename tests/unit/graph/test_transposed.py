@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from relax_evaluation import evaluate
 
 from mlc.frontend import load_model
-from mlc.graph.kernels.transposed import Axis, axes, phase_weight
+from mlc.graph.kernels.transposed import Axis, Phases, axes, pack_phases, phase_weight, phases_of
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
 from mlc.target import resolve
@@ -102,6 +102,26 @@ def test_every_element_of_the_kernel_is_in_one_phase() -> None:
     phases = phase_weight(kernel, rows, columns, 1)
     assert phases.shape == (2 * 4, 1, 1, 3, 1)
     np.testing.assert_array_equal(np.sort(phases[phases > 0]), np.arange(1, 16))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad", "groups", "taps"), [
+    (2, 2, 0, 1, 1), (3, 2, 1, 1, 2), (4, 2, 1, 2, 2), (16, 8, 4, 2, 2), (5, 3, 1, 1, 3), (1, 3, 0, 1, 1)])
+def test_phases_multiply_each_element_once(kernel: int, stride: int, pad: int, groups: int, taps: int) -> None:
+    """In windows as narrow as the padding allows, and zeros in the rest of them."""
+    axis = axes((9, 9), (kernel, kernel), (stride, stride), (pad,) * 4, (0, 0))[0]
+    found, _ = phases_of(axis, axis, 64, 64)
+    assert (found.groups, found.taps) == (groups, taps)
+    assert sorted(found.elements[found.elements >= 0]) == list(range(kernel))
+    ones = pack_phases(np.ones((3, 5, kernel, kernel), "float32"), 8, 4, found, found)
+    assert ones.shape == (groups, groups, stride // groups, stride // groups, 8, taps, taps, 4)
+    assert ones.sum() == 3 * 5 * kernel**2
+
+
+def test_phases_of_few_filters_share_a_tile() -> None:
+    """Whose columns would be zeros for the greater part: so fewer products, though of wider windows, are faster."""
+    axis = axes((9, 9), (4, 4), (2, 2), (1,) * 4, (0, 0))[0]
+    assert [phases_of(axis, axis, filters, 64)[0].groups for filters in (8, 64)] == [1, 2]
+    assert Phases(axis, 1, -1, 3).padding == (1, 1)
 
 
 def test_a_single_input_takes_one_tap() -> None:

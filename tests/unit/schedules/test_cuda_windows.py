@@ -17,7 +17,7 @@ from mlc.graph.kernels.channels_last import conv2d_channels_last
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
-from mlc.testing.cuda_images import Image
+from mlc.testing.cuda_images import Image, Transposed
 from schedules import registry
 from schedules.cuda.image import Image as Windows
 from schedules.cuda.product import product_of
@@ -164,6 +164,36 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, knobs:
     case = image.case("orders", SPACE.name)
     func = scheduled(case, tile(**knobs, block_n=128), one)
     assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == count
+
+
+@needs_nvcc
+@pytest.mark.parametrize("case", [
+    Transposed((8, 28, 28, 128), 64).case("doubled", SPACE.name),
+    Transposed((8, 32, 32, 256), 128, (2, 2), pads=(0, 0)).case("apart", SPACE.name),
+    Transposed((4, 1, 800, 128), 64, (1, 16), (1, 8), (0, 4)).case("line", SPACE.name)], ids=str)
+def test_transposed_convolutions_are_windows_too(case: Case) -> None:
+    """The products of their groups of phases in one kernel, which interleaves them in stores of whole vectors."""
+    func = case.func()
+    assert registry.find(func, HOPPER).name == SPACE.name
+    kernel = compiled(first_seed(SPACE, func, HOPPER)[0].mod["main"])
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0 and not kernel.serialised and kernel.blocks
+    if find_nvdisasm():
+        assert kernel.count("HGMMA") and kernel.count("UTMALDG.4D")
+        assert kernel.count("STG") == kernel.count("STG.E.128")
+
+
+@needs_gxx
+@pytest.mark.parametrize("knobs", [{}, {"block_n": 128, "cluster": 2}, {"persistent": 1, "block_k": 128}], ids=str)
+@pytest.mark.parametrize("image", [
+    Transposed((2, 9, 7, 72), 40), Transposed((1, 6, 11, 64), 32, (3, 3)), Transposed((2, 1, 45, 96), 24, (1, 8), (1, 4),
+                                                                                      (0, 2))], ids=str)
+@pytest.mark.sampled(2)
+def test_transposed_convolutions_are_exact_enough(image: Transposed, knobs: dict[str, int]) -> None:
+    case = image.case("transposed", SPACE.name)
+    boxed = int(product_of(case.func()).results is not None)
+    for decisions in ({**tile(**knobs)}, *([tile(**knobs, boxed=1)] if boxed else [])):
+        error, costs = emulate(case, scheduled(case, decisions, SMALL), SMALL)
+        assert error <= case.rtol and costs
 
 
 def convolved(
