@@ -138,7 +138,8 @@ class Transposed:
         n, height, width, channels = self.size
         rows, columns = self.phases
         dtype = "float32" if self.dtype == "tf32" else self.dtype
-        shape = (rows.groups, columns.groups, rows.count, columns.count, self.filters, rows.taps, columns.taps, channels)
+        of_phases = (rows.groups, columns.groups, rows.count, columns.count)
+        shape = (*of_phases, self.filters, rows.taps, columns.taps, channels)
         x, w = te.placeholder((n, 1, height, width, channels), dtype, "x"), te.placeholder(shape, dtype, "w")
         bias = te.placeholder((1, 1, 1, 1, self.filters), "float32", "bias")
         y = conv2d_transpose_channels_last(x, w, rows, columns)

@@ -22,8 +22,8 @@ from schedules.cuda.common import Leaf, inline_injective, leaves, refresh, scrat
 from schedules.free import free_function
 
 __all__ = [
-    "BATCH", "PRECISION", "Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand",
-    "with_tf32",
+    "BATCH", "PRECISION", "Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise",
+    "operand", "with_tf32",
 ]
 
 #: what an iterator of the contraction ranges over

@@ -17,17 +17,7 @@ from tvm.ir import TensorLoad
 
 from schedules.analysis import describe, linear_offset, loads, remembered, replaced, uses, walk
 from schedules.cuda.common import scratch
-from schedules.cuda.contraction import (
-    BATCH,
-    Contraction,
-    K,
-    M,
-    N,
-    contraction_of,
-    inline_producers,
-    normalise,
-    operand,
-)
+from schedules.cuda.contraction import BATCH, Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.cuda.emit import i64, substituted
 from schedules.cuda.image import Image, image_of
 from schedules.errors import InvalidDecision

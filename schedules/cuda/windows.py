@@ -48,12 +48,12 @@ class WindowGroups(Warpgroups):
 
     def _encode_results(self, results: Operand) -> list[tirx.Stmt]:
         images, height, width = self.boxes.results
-        sizes, box = (results.depth, width, height, images), (WIDE, *reversed(self.boxes.slice))
-        steps = tuple(2 * results.row_step * count for count in (1, width, width * height))
+        sizes, box = [results.depth, width, height, images], [WIDE, *reversed(self.boxes.slice)]
+        strides = [2 * results.row_step * count for count in (1, width, width * height)]
         if results.batch > 1:
-            sizes, box, steps = (*sizes, results.batch), (*box, 1), (*steps, 2 * results.batch_step)
+            sizes, box, strides = [*sizes, results.batch], [*box, 1], [*strides, 2 * results.batch_step]
         return hopper.encode(
-            self.maps["c"], tirx.address_of(results.first), str(results.buffer.dtype), sizes, steps, box)
+            self.maps["c"], tirx.address_of(results.first), str(results.buffer.dtype), sizes, strides, box)
 
     @property
     def _landing(self) -> int:

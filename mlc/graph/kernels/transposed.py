@@ -230,7 +230,7 @@ def conv2d_transpose_channels_last(data: te.Tensor, weight: te.Tensor, rows: Pha
     phases = te.compute((data.shape[0], 1, *of_axes[0], *of_axes[1], filters), total, name="conv2d")
 
     def interleaved(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        return phases[ni, bi, *_phase_of(hi, rows), *_phase_of(wi, columns), ci]
+        return phases(ni, bi, *_phase_of(hi, rows), *_phase_of(wi, columns), ci)
 
     size = (data.shape[0], 1, rows.axis.steps * rows.axis.stride, columns.axis.steps * columns.axis.stride, filters)
     return te.compute(size, interleaved, name="conv2d_transpose")

@@ -26,9 +26,19 @@ from mlc.graph.ir.rewrite import bindings, dtype_of, shape_of
 from mlc.graph.kernels import few_channels
 from mlc.graph.kernels.channels_last import conv2d_channels_last, pack_conv
 from mlc.graph.kernels.few_channels import LANES, Lines, conv2d_lines, pack_lines, pixel_lines
+from mlc.graph.kernels.transposed import Phases, conv2d_transpose_channels_last, pack_phases, phases_of
 from mlc.graph.layout.assign import Alternative
 from mlc.graph.layout.blocked import Rewriter
-from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, name_of
+from mlc.graph.layout.convolutions import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    convolution,
+    is_depthwise,
+    is_image,
+    name_of,
+    transposed_axes,
+    with_zeros,
+)
 from mlc.graph.layout.convolver import Convolver
 from mlc.graph.layout.regions import (
     IMAGES,
@@ -52,8 +62,8 @@ __all__ = ["ChannelsLast", "lines_of"]
 
 #: channels of which a copy takes 16 bytes, of 16 bits each
 _COPY = 8
-#: filters whose products with a pixel are computed of one copy of it: a block's tile
-_TILE = 128
+#: filters whose products with a pixel are computed of one copy of it: a block's tile, and the least one
+_TILE, _LEAST_TILE = 128, 64
 #: instructions for a copy to shared memory: where it begins, whether it is inside of the image, and itself; and the
 #: time of so many that one takes which threads make by themselves, waiting for what they read (on an H200)
 _INSTRUCTIONS, _WAITING = 8, 160
@@ -82,9 +92,12 @@ def ChannelsLast(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> t
 
 def _has_constant(call: relax.Expr) -> bool:
     """Whether the expression is a convolution of plain images with a constant."""
-    if name_of(call) != "relax.nn.conv2d" or not is_image(call.args[0]):
+    if name_of(call) not in CONVOLUTIONS or not is_image(call.args[0]):
         return False
-    plain = call.attrs.data_layout == "NCHW" and call.attrs.kernel_layout == "OIHW"
+    attrs, transposed = call.attrs, name_of(call) == TRANSPOSED
+    plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == ("IOHW" if transposed else "OIHW")
+    if transposed and (int(attrs.groups) > 1 or any(int(d) > 1 for d in attrs.dilation)):
+        return False
     return plain and tensor_of(call.args[1]) is not None
 
 
@@ -96,7 +109,7 @@ def _bits(call: relax.Expr, options: CompileOptions) -> int:
     types = {dtype_of(arg) for arg in call.args}
     if int(call.attrs.groups) > 1 and not _has_whole_groups(call):
         return 0
-    if is_signed_product(call):
+    if is_signed_product(call) and name_of(call) != TRANSPOSED:
         return 8
     if dtype_of(call) != "float32":
         return 0
@@ -130,6 +143,11 @@ def _takes(expr: relax.Expr, layout: ChannelBlocks) -> bool:
     return takes_operand(expr, layout) or (constant_image and shape_of(expr)[:2] == (1, layout.channels))
 
 
+def _phases(call: relax.Call) -> tuple[Phases, Phases]:
+    """Of rows and columns of a transposed convolution."""
+    return phases_of(*transposed_axes(call), _last(call).lanes, _LEAST_TILE)
+
+
 class _Planner(Planner):
     """The plain layout or channels last."""
 
@@ -159,7 +177,9 @@ class _Planner(Planner):
         data, bits = value.args[0], _bits(value, self._options)
         out, inner = _last(var), _last(data)
         reads: dict[Hashable, ChannelBlocks | None] = {data: inner} if isinstance(data, relax.Var) else {}
-        if bits:
+        if bits and name_of(value) == TRANSPOSED:
+            yield Alternative(out, reads, self._transposed_seconds(value, bits) + self._cropping(var, value, out))
+        elif bits:
             conv = convolution(value, inner, out)
             yield Alternative(out, reads, self._seconds(conv, bits, math.gcd(conv.channels // conv.groups, _COPY)))
             lines = _lines(value) if bits == 16 else None
@@ -176,6 +196,15 @@ class _Planner(Planner):
         moved = self._estimate.copy(self._bytes(value.args[0], None) + made)
         return moved + self._seconds(replace(conv, channels=LANES, kernel=(lines.window[0], lines.taps)), 16, _COPY)
 
+    def _transposed_seconds(self, value: relax.Call, bits: int) -> float:
+        """Of all groups of phases of a transposed convolution, with the phases of a group as filters."""
+        rows, columns = _phases(value)
+        n, inner, out = shape_of(value)[0] * rows.groups * columns.groups, _last(value.args[0]), _last(value)
+        conv = Convolution(
+            n, inner.lanes, rows.count * columns.count * out.lanes, (rows.axis.steps, columns.axis.steps),
+            (rows.taps, columns.taps), (1, 1), (rows.taps - 1, columns.taps - 1, 0, 0), (1, 1), 1, inner.size, out.size)
+        return self._seconds(conv, bits, _COPY)
+
     def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
         fields = concatenated(value)
         if fields and not any(_last(image).padded for image in fields):
@@ -187,6 +216,10 @@ class _Planner(Planner):
 
     def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
         bits = _bits(value, self._options)
+        if bits and name_of(value) == TRANSPOSED:  # by no tensor core, of an image that is filled up with zeros
+            conv = with_zeros(value)
+            products = conv.n * math.prod(conv.out) * conv.filters * conv.channels * math.prod(conv.kernel)
+            return 2.0 * products / self._gpu.flops + self._gpu.launch_seconds
         if bits:
             conv = convolution(value)
             rows = conv.kernel == conv.strides == (1, 1) and not any(conv.pads) and bits > 8
@@ -262,6 +295,18 @@ class _Convolver(Convolver):
                            groups=conv.groups)
         return self._bb.call_te(convolve, self._values.blocked(call.args[0], inner), packed,
                                 primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": PRODUCT})
+
+
+    def conv2d_transpose(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+        """The same of a transposed one."""
+        data, weight, (rows, columns) = call.args[0], tensor_of(call.args[1]), _phases(call)
+        assert weight is not None
+        inner = _last(data)
+        packed = constant(pack_phases(weight.numpy(), out.lanes, inner.lanes, rows, columns))
+        convolve = partial(conv2d_transpose_channels_last, rows=rows, columns=columns)
+        image = self._bb.call_te(convolve, self._values.blocked(data, inner), packed,
+                                 primfunc_name_hint="conv2d_transpose", primfunc_attrs={"op_pattern": PRODUCT})
+        return self._without_rest(image, rows.axis, columns.axis)
 
 
 class _Rewriter(Rewriter):

@@ -32,7 +32,7 @@ from mlc.graph.kernels.integer import (
     pack_taps,
 )
 from mlc.graph.kernels.saturating import Split, conv2d_nchwc_bytes, has_bytes
-from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
+from mlc.graph.kernels.transposed import Axis, conv2d_transpose_nchwc, phase_weight
 from mlc.graph.kernels.windows import filters_matrix, gathered
 from mlc.graph.layout.convolutions import convolution, is_depthwise, transposed_axes
 from mlc.graph.layout.regions import Choice, call_of, constant_bytes
@@ -250,6 +250,10 @@ class Convolver:
         convolve = partial(conv2d_transpose_nchwc, rows=rows, columns=columns, groups=groups)
         image = self._bb.call_te(convolve, self._values.blocked(data, inner), packed,
                                  primfunc_name_hint="conv2d_transpose")
+        return self._without_rest(image, rows, columns)
+
+    def _without_rest(self, image: relax.Expr, rows: Axis, columns: Axis) -> relax.Expr:
+        """The rows and columns that a transposed convolution has, of whole phases."""
         if all(axis.out % axis.stride == 0 for axis in (rows, columns)):
             return image
         # by itself: no schedule interleaves phases that the result has but a part of

@@ -24,12 +24,14 @@ from mlc.graph.kernels.bfloat import has_bfloat_dot
 from mlc.options import CompileOptions
 from mlc.target import Target
 
-__all__ = ["OF_BFLOATS", "PRODUCTS", "multiplies_bfloats", "reads_bfloats"]
+__all__ = ["OF_BFLOATS", "PRODUCTS", "TENSOR_PRODUCTS", "multiplies_bfloats", "reads_bfloats"]
 
 #: attribute of ``main``: the model's products are of bfloat16
 OF_BFLOATS = "mlc.products_of_bfloats"
 #: sums of products, whose operands dot products and tensor cores take as they are
 PRODUCTS = frozenset({"relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"})
+#: those and what GPUs compute as such
+TENSOR_PRODUCTS = PRODUCTS | {"relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose"}
 
 
 def multiplies_bfloats(func: relax.Function) -> bool:

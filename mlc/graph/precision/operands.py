@@ -24,7 +24,7 @@ from tvm import relax, tirx
 
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rules, Scope, bindings, dtype_of, leaves, op_name, rebuilt, rewrite, shape_of
-from mlc.graph.precision.bfloats import PRODUCTS
+from mlc.graph.precision.bfloats import TENSOR_PRODUCTS
 from mlc.graph.precision.widened import with_attrs
 from mlc.options import CompileOptions
 from mlc.target import Target
@@ -33,7 +33,7 @@ from schedules.cuda.contraction import with_tf32
 __all__ = ["AllowTensorFloat", "NarrowOperands"]
 
 #: whose operands what else reads them reads rounded too, and whose results, which are about 1
-_IMAGES = "relax.nn.conv2d"
+_IMAGES = ("relax.nn.conv2d", "relax.nn.conv2d_transpose")
 _NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
 _TYPES = {"f16": "float16", "bf16": "bfloat16"}
 _NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -54,7 +54,7 @@ def NarrowOperands(
         dtype = _TYPES.get(options.precision) if target.kind == "cuda" else None
         if dtype is None:
             return mod
-        rules: Rules = {name: (lambda call, scope: _narrow(call, scope, dtype),) for name in PRODUCTS}
+        rules: Rules = {name: (lambda call, scope: _narrow(call, scope, dtype),) for name in TENSOR_PRODUCTS}
         narrowed = rewrite(mod, rules)
         if narrowed.same_as(mod):
             return mod
@@ -93,7 +93,7 @@ def _held_rounded(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
         value = bound.get(reader)
         return isinstance(value, relax.Call) and op_name(value) == "relax.astype" and dtype_of(value) == dtype
 
-    convolved = {arg for value in bound.values() if isinstance(value, relax.Call) and op_name(value) == _IMAGES
+    convolved = {arg for value in bound.values() if isinstance(value, relax.Call) and op_name(value) in _IMAGES
                  for arg in value.args if narrow(arg)}
 
     def rounded(var: relax.Var, value: relax.Expr) -> bool:
@@ -123,7 +123,9 @@ def _before_slices(call: relax.Call, scope: Scope, dtype: str) -> relax.Expr | N
 
 def _depthwise(call: relax.Call) -> bool:
     """Whether each output channel is made from one input channel."""
-    return op_name(call) != "relax.matmul" and shape_of(call.args[1])[1] == 1
+    if op_name(call) == "relax.matmul" or shape_of(call.args[1])[1] != 1:
+        return False
+    return "transpose" not in op_name(call) or int(call.attrs.groups) > 1
 
 
 def AllowTensorFloat(options: CompileOptions) -> tvm.transform.Pass:

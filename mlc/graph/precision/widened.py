@@ -32,7 +32,7 @@ from tvm import relax
 
 from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, op_name
-from mlc.graph.precision.bfloats import OF_BFLOATS, PRODUCTS, multiplies_bfloats
+from mlc.graph.precision.bfloats import OF_BFLOATS, TENSOR_PRODUCTS, multiplies_bfloats
 
 __all__ = ["WidenFloats", "WidenSums", "with_attrs"]
 
@@ -72,7 +72,8 @@ def _multiplied_and_read(func: relax.Function) -> frozenset[relax.Var]:
     others: set[relax.Var] = set()
     for binding in bindings(func):
         value = binding.value
-        product = isinstance(value, relax.Call) and op_name(value) in PRODUCTS and all(map(_is_narrow, value.args))
+        call = isinstance(value, relax.Call) and op_name(value) in TENSOR_PRODUCTS
+        product = call and all(map(_is_narrow, value.args))
         (multiplied if product else others).update(leaves(value))
     return frozenset((multiplied & others) - set(leaves(func.body.body)))
 
@@ -144,7 +145,7 @@ class _Widening:
             return self._wide(value)
         if op_name(value).startswith("relax.call_"):
             return self._called(value)
-        if self._products and op_name(value) in PRODUCTS and all(map(_is_narrow, value.args)):
+        if self._products and op_name(value) in TENSOR_PRODUCTS and all(map(_is_narrow, value.args)):
             return self._summed(value)
         args = [self._wide(arg) for arg in value.args]
         if op_name(value) == _CAST:

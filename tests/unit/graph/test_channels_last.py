@@ -62,7 +62,25 @@ def branches(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     return convolved(b, y, 35)
 
 
-NETWORKS = {"residual": ((1, 3, 45, 37), residual), "branches": ((2, 19, 11, 13), branches)}
+def stretched(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """An image that grows twice, once to an odd size, beside the one before, as a decoder of masks has it."""
+    y = convolved(b, x, 24)
+    y = b.emit(op.nn.relu(transposed(b, y, 20, 4)))
+    y = b.emit(op.concat([y, b.emit(op.nn.relu(transposed(b, convolved(b, x, 16), 12, 2, padding=0)))], axis=1))
+    return convolved(b, transposed(b, y, 16, 3), 24, 1)
+
+
+def transposed(b: relax.BlockBuilder, x: relax.Expr, filters: int, window: int, padding: int = 1) -> relax.Expr:
+    """A transposed convolution of stride 2 with a bias."""
+    channels = int(x.ty.shape.values[1])
+    scale = 2 * (channels * window**2) ** -0.5
+    y = op.nn.conv2d_transpose(x, weight(channels, filters, window, window, low=-scale, high=scale), strides=2,
+                               padding=padding)
+    return b.emit(op.add(b.emit(y), weight(1, filters, 1, 1)))
+
+
+NETWORKS = {"residual": ((1, 3, 45, 37), residual), "branches": ((2, 19, 11, 13), branches),
+            "stretched": ((2, 16, 9, 7), stretched)}
 
 
 @pytest.fixture
@@ -94,6 +112,23 @@ def test_nothing_is_transposed_between_convolutions() -> None:
         space = find(task.func, GPU.tvm).name
         spaces[space] += task.weight
     assert spaces == {"cuda.elementwise": 1, "cuda.mma": 6, "cuda.columns": 2}
+
+
+@pytest.mark.parametrize(("kernel", "stride", "spaces"), [
+    (2, 2, {"cuda.mma": 1, "cuda.elementwise": 2}), (4, 2, {"cuda.mma": 1, "cuda.elementwise": 2}),
+    # an odd size is cut out of whole phases
+    (3, 2, {"cuda.mma": 1, "cuda.elementwise": 2})])
+def test_a_transposed_convolution_is_one_product(kernel: int, stride: int, spaces: dict[str, int]) -> None:
+    """With its bias and activation, between the transposes of the only image."""
+    mod = network((8, 128, 56, 56), lambda b, x: b.emit(op.nn.relu(transposed(b, x, 64, kernel, padding=kernel // 2 - (
+        kernel == 2)))))
+    found = lowered(mod).tasks
+    assert Counter(find(task.func, GPU.tvm).name for task in found) == spaces
+    (product,) = (task.func for task in found if find(task.func, GPU.tvm).name == "cuda.mma")
+    contraction = contraction_of(product)
+    assert contraction is not None
+    taps = 1 if kernel == 2 else 4
+    assert contraction.size("k") == 128 * taps and contraction.size("b") * contraction.size("n") == 4 * 64
 
 
 def first(shape: tuple[int, ...], filters: int, window: int, stride: int, precision: str = "f16") -> Lowered:

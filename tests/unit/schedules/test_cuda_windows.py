@@ -185,8 +185,8 @@ def test_transposed_convolutions_are_windows_too(case: Case) -> None:
 @needs_gxx
 @pytest.mark.parametrize("knobs", [{}, {"block_n": 128, "cluster": 2}, {"persistent": 1, "block_k": 128}], ids=str)
 @pytest.mark.parametrize("image", [
-    Transposed((2, 9, 7, 72), 40), Transposed((1, 6, 11, 64), 32, (3, 3)), Transposed((2, 1, 45, 96), 24, (1, 8), (1, 4),
-                                                                                      (0, 2))], ids=str)
+    Transposed((2, 9, 7, 72), 40), Transposed((1, 6, 11, 64), 32, (3, 3)),
+    Transposed((2, 1, 45, 96), 24, (1, 8), (1, 4), (0, 2))], ids=str)
 @pytest.mark.sampled(2)
 def test_transposed_convolutions_are_exact_enough(image: Transposed, knobs: dict[str, int]) -> None:
     case = image.case("transposed", SPACE.name)
