@@ -85,7 +85,7 @@ def _said(other: _Schedule) -> str:
 
 def _others(entry: BuiltFunction, task: Task, target: Target) -> Iterator[_Schedule]:
     """What may be tried instead, best first. A GPU takes no loops as they stand: they are bound to no threads."""
-    spaces = (registry.find(task.func, target.tvm), registry.all_spaces(target.kind)[-1])
+    spaces = (registry.find(task.func, target.tvm), *registry.matching(task.func, target.tvm))
     for space in dict.fromkeys(spaces):
         for sch, decisions in islice(feasible_seeds(space, task.func, target.tvm), _SEEDS):
             if (space.name, decisions) != (entry.space, entry.decisions):

@@ -24,7 +24,7 @@ from schedules.space import Decisions, Knob, Pick, Space, schedule_with
 from schedules.trace import trace_json
 
 TARGET = resolve("llvm", threads=1)
-_find, _all = registry.find, registry.all_spaces
+_find, _matching = registry.find, registry.matching
 
 
 class Refused(Space):
@@ -58,12 +58,13 @@ class Refused(Space):
 def _refuse(monkeypatch: pytest.MonkeyPatch, space: Space, fallback: Space | None = None) -> None:
     """Products are laid out by ``space``, everything else as always."""
 
-    def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
-        return space if len(func.params) == 3 and len(func.params[1].shape) == 2 else _find(func, target)
+    def product(func: tirx.PrimFunc) -> bool:
+        return len(func.params) == 3 and len(func.params[1].shape) == 2
 
-    monkeypatch.setattr(registry, "find", find)
+    monkeypatch.setattr(registry, "find", lambda func, target: space if product(func) else _find(func, target))
     if fallback is not None:
-        monkeypatch.setattr(registry, "all_spaces", lambda kind: (*_all(kind), fallback))
+        monkeypatch.setattr(registry, "matching", lambda func, target: iter(
+            (space, fallback)) if product(func) else _matching(func, target))
 
 
 def _run(match: str, record: Record | None = None) -> dict[str, object]:
@@ -88,10 +89,10 @@ def test_the_next_seeds_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "failed in code generation" in str(product["replaced"])
 
 
-def test_then_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_then_other_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, Refused(9, last=True))  # the good one comes too late
-    product = _run(r"4 of its schedules failed in code generation.*cpu.fallback lays it out instead")
-    assert (product["space"], product["source"]) == ("cpu.fallback", "seed")
+    product = _run(r"4 of its schedules failed in code generation.*cpu.gemm lays it out instead")
+    assert (product["space"], product["source"]) == ("cpu.gemm", "seed")
 
 
 def test_then_the_loops_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,6 @@ class RefusedOnGpu(Refused):
 @pytest.mark.skipif(shutil.which(get("MLC_NVCC")) is None, reason="needs nvcc")
 def test_a_gpu_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, RefusedOnGpu(1, last=False))
-    with pytest.warns(UserWarning, match=r"matmul: its schedule failed in code generation.*cuda.fallback lays it out"):
+    with pytest.warns(UserWarning, match=r"matmul: its schedule failed in code generation.*cuda.gemm lays it out"):
         exe = compile_module(dense().mod, resolve("cuda:sm_80"))
-    assert exe.metadata["functions"][0]["space"] == "cuda.fallback"
+    assert exe.metadata["functions"][0]["space"] == "cuda.gemm"
