@@ -24,7 +24,7 @@ MERGED = "mlc.merged"
 
 def merged(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with free sizes that has one in place of their product; the same object where it has sizes that stand
-    alone.
+    alone, or multiples of the product.
 
     ::
 
@@ -40,6 +40,9 @@ def merged(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     params = [param for param in made.params if not any(param.same_as(var) for var in free)]
     if any(uses(size, free) for param in params for size in param.shape) or uses(made.body, free):
+        return func
+    # one that stands there as a multiple alone could not be told from the tensors
+    if any(uses(size, [rows]) and not size.same_as(rows) for param in params for size in param.shape):
         return func
     ranges = dict(zip(free, func.attrs[SIZES], strict=True))
     ends = [1, 1, 1]

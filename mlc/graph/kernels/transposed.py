@@ -187,15 +187,15 @@ def _phases(axis: Axis) -> list[Phases]:
     return found
 
 
-def phases_of(rows: Axis, columns: Axis, filters: int, tile: int) -> tuple[Phases, Phases]:
+def phases_of(rows: Axis, columns: Axis, filters: int, tile: int, most: int = 2) -> tuple[Phases, Phases]:
     """How phases are computed with the fewest multiply-adds, by a kernel that multiplies whole tiles of filters, those
-    of all the phases of a group together."""
+    of all the phases of a group together, and takes at most so many groups along an axis."""
     def products(found: tuple[Phases, Phases]) -> int:
         down, right = found
         tiles = -(-down.count * right.count * filters // tile) * down.groups * right.groups
         return tiles * max(1, down.taps * right.taps)
 
-    return min(product(_phases(rows), _phases(columns)), key=products)
+    return min(product(_phases(rows)[:most], _phases(columns)[:most]), key=products)
 
 
 def pack_phases(weight: np.ndarray, filters: int, channels: int, rows: Phases, columns: Phases) -> np.ndarray:

@@ -16,16 +16,17 @@ from dataclasses import replace
 from functools import partial
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from mlc.graph.estimate import Convolution
 from mlc.graph.ir.channels import ChannelBlocks
-from mlc.graph.ir.constants import constant, tensor_of
-from mlc.graph.ir.patterns import PRODUCT
+from mlc.graph.ir.constants import array_of, constant, tensor_of
+from mlc.graph.ir.patterns import INJECTIVE, PRODUCT
 from mlc.graph.ir.rewrite import bindings, dtype_of, shape_of
 from mlc.graph.kernels import few_channels
 from mlc.graph.kernels.channels_last import conv2d_channels_last, pack_conv
 from mlc.graph.kernels.few_channels import LANES, Lines, conv2d_lines, pack_lines, pixel_lines
+from mlc.graph.kernels.pixel_rows import conv2d_pixel_rows, interleave_phases, phases_of_pixel_rows
 from mlc.graph.kernels.transposed import Phases, conv2d_transpose_channels_last, pack_phases, phases_of
 from mlc.graph.layout.assign import Alternative
 from mlc.graph.layout.blocked import Rewriter
@@ -54,6 +55,7 @@ from mlc.graph.layout.regions import (
 from mlc.graph.layout.values import Values, in_blocks
 from mlc.graph.precision.integer import is_signed_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import Size
 from mlc.target import Target
 from schedules.cuda.attention import available as has_tensor_cores
 from schedules.machine import gpu_machine
@@ -67,6 +69,8 @@ _TILE, _LEAST_TILE = 128, 64
 #: instructions for a copy to shared memory: where it begins, whether it is inside of the image, and itself; and the
 #: time of so many that one takes which threads make by themselves, waiting for what they read (on an H200)
 _INSTRUCTIONS, _WAITING = 8, 160
+#: how much longer a product takes that no tile shares operands in
+_UNTILED = 40
 #: filters of a group, and products of each of their sums, that tensor cores take at least
 _LEAST_ROWS, _LEAST_DEPTH = 16, 32
 #: bytes that the least asynchronous copy takes; the products of a sum that are multiplied at a time, and the cycles for
@@ -144,8 +148,8 @@ def _takes(expr: relax.Expr, layout: ChannelBlocks) -> bool:
 
 
 def _phases(call: relax.Call) -> tuple[Phases, Phases]:
-    """Of rows and columns of a transposed convolution."""
-    return phases_of(*transposed_axes(call), _last(call).lanes, _LEAST_TILE)
+    """Of rows and columns of a transposed convolution. Of free sizes, products of one kernel cannot be several."""
+    return phases_of(*transposed_axes(call), _last(call).lanes, _LEAST_TILE, 1 if _is_free(call.args[0]) else 2)
 
 
 class _Planner(Planner):
@@ -220,6 +224,10 @@ class _Planner(Planner):
             conv = with_zeros(value)
             products = conv.n * math.prod(conv.out) * conv.filters * conv.channels * math.prod(conv.kernel)
             return 2.0 * products / self._gpu.flops + self._gpu.launch_seconds
+        if bits and not convolution(value).fixed:  # a reduction for each result, which reads all that it adds up
+            conv = convolution(value)
+            products = conv.n * math.prod(conv.out) * conv.filters * conv.channels * math.prod(conv.kernel)
+            return _UNTILED * 2.0 * products / self._gpu.flops + self._gpu.launch_seconds
         if bits:
             conv = convolution(value)
             rows = conv.kernel == conv.strides == (1, 1) and not any(conv.pads) and bits > 8
@@ -261,8 +269,42 @@ def lines_of(conv: Convolution) -> Lines | None:
                  conv.size[0])
 
 
+def _is_free(image: relax.Expr) -> bool:
+    """Whether a call decides the height or the width of an image."""
+    return not all(isinstance(size, int) for size in shape_of(image)[2:])
+
+
+def _exprs(*sizes: int | Size) -> tuple[int | tirx.Expr, ...]:
+    return tuple(size.expr if isinstance(size, Size) else size for size in sizes)
+
+
+def _count(*sizes: int | Size) -> tirx.Expr:
+    """Their product, written in one way."""
+    return tvm.sym.Analyzer().simplify(math.prod(_exprs(*sizes)))
+
+
 class _Values(Values):
     """Makes channels last of plain images."""
+
+    def rows(self, image: relax.Expr) -> relax.Expr:
+        """A row of channels for each pixel of an image in its block, a view: what the image is a view of, if it is."""
+        known = self.known_rows(image)
+        if known is not None:
+            return known
+        n, _, height, width, lanes = shape_of(image)
+        return self.bb.emit(relax.op.reshape(image, (_count(n, height, width), lanes)))
+
+    def known_rows(self, image: relax.Expr) -> relax.Expr | None:
+        """The rows that an image is a view of, if it is."""
+        value = self.bb.lookup_binding(image) if isinstance(image, relax.Var) else None
+        if value is None or name_of(value) != "relax.reshape" or len(shape_of(value.args[0])) != 2:
+            return None
+        return value.args[0]
+
+    def image(self, rows: relax.Expr, like: relax.Expr, lanes: int) -> relax.Expr:
+        """The image of these rows, of the size of a plain one."""
+        n, _, height, width = _exprs(*shape_of(like))
+        return relax.op.reshape(self.bb.emit(rows), (n, 1, height, width, lanes))
 
     def block(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
         """In one kernel with what makes ``x``, where a single pixel is no view."""
@@ -274,6 +316,8 @@ class _Values(Values):
 
 class _Convolver(Convolver):
     """Convolutions as products on tensor cores."""
+
+    _values: _Values
 
     def conv2d(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
         """The call's result, all of its channels in one block."""
@@ -291,6 +335,13 @@ class _Convolver(Convolver):
         inner = _last(call.args[0])
         conv = convolution(call, inner, out)
         packed = constant(pack_conv(weight.numpy(), out.lanes, inner.lanes // conv.groups))
+        if not conv.fixed and conv.groups == 1:
+            convolve = partial(conv2d_pixel_rows, strides=conv.strides, pads=conv.pads, dilation=conv.dilation)
+            rows = self._bb.call_te(
+                convolve, self._values.rows(self._values.blocked(data, inner)), packed,
+                _count(conv.n, *conv.out), *_exprs(*conv.size, *conv.out), primfunc_name_hint="conv2d",
+                primfunc_attrs={"op_pattern": PRODUCT})
+            return self._values.image(rows, call, out.lanes)
         convolve = partial(conv2d_channels_last, strides=conv.strides, pads=conv.pads, dilation=conv.dilation,
                            groups=conv.groups)
         return self._bb.call_te(convolve, self._values.blocked(call.args[0], inner), packed,
@@ -303,6 +354,18 @@ class _Convolver(Convolver):
         assert weight is not None
         inner = _last(data)
         packed = constant(pack_phases(weight.numpy(), out.lanes, inner.lanes, rows, columns))
+        if _is_free(data):
+            n, _, *size = shape_of(data)
+            steps = rows.axis.steps, columns.axis.steps
+            made = self._bb.emit(self._bb.call_te(
+                partial(phases_of_pixel_rows, rows=rows, columns=columns),
+                self._values.rows(self._values.blocked(data, inner)), packed, _count(n, *steps),
+                *_exprs(*size, *steps),
+                primfunc_name_hint="conv2d_transpose", primfunc_attrs={"op_pattern": PRODUCT}))
+            out_size = rows.axis.out, columns.axis.out
+            pixels = self._bb.call_te(interleave_phases, made, _count(n, *out_size), *_exprs(*out_size, *steps),
+                                      primfunc_name_hint="interleaved", primfunc_attrs={"op_pattern": INJECTIVE})
+            return self._values.image(pixels, call, out.lanes)
         convolve = partial(conv2d_transpose_channels_last, rows=rows, columns=columns)
         image = self._bb.call_te(convolve, self._values.blocked(data, inner), packed,
                                  primfunc_name_hint="conv2d_transpose", primfunc_attrs={"op_pattern": PRODUCT})
@@ -314,6 +377,27 @@ class _Rewriter(Rewriter):
 
     values, convolver = _Values, _Convolver
     rows_of = staticmethod(_rows_of)
+    _values: _Values
+
+    def _unary(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
+        return self._of_rows(call, super()._unary(call, layout, choice), layout)
+
+    def _binary(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
+        return self._of_rows(call, super()._binary(call, layout, choice), layout)
+
+    def _of_rows(self, call: relax.Call, made: relax.Call, layout: ChannelBlocks) -> relax.Expr:
+        """What is elementwise on images of free sizes, on the rows that a kernel before it makes."""
+        if not any(self._values.known_rows(arg) is not None for arg in made.args):
+            return made
+        args = []
+        for arg in made.args:
+            array = array_of(arg)
+            if array is not None and array.ndim == 5:
+                args.append(constant(array.reshape(array.shape[0], array.shape[-1])))
+            else:
+                image = isinstance(arg.ty, relax.TensorType) and arg.ty.ndim == 5
+                args.append(self._values.rows(arg) if image else arg)
+        return self._values.image(relax.Call(made.op, args, made.attrs, made.ty_args), call, layout.lanes)
 
     def _concat(self, call: relax.Call, _layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
         return relax.op.concat([self._values.blocked(field, _last(field)) for field in call.args[0].fields], axis=4)
