@@ -116,7 +116,7 @@ def compile(
     schedule fails in code generation gets another, with a warning.
 
     Nothing has run what comes back: code that the CPU cannot execute would end this process at its first call. ``mlc
-    compile`` runs it once in a process of its own, and so does :func:`mlc.artifact.trial.save_tried`.
+    compile`` runs it once in a process of its own, and so does :func:`mlc.artifact.smoke_test.save_tested`.
     """
     from mlc.installation import check_pins
 

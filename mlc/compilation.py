@@ -185,7 +185,7 @@ class Compilation:
         Raises what :meth:`build` does, where the CPU has no schedule for a function too.
         """
         from mlc.artifact import ModelMeta, compile_module
-        from mlc.artifact.stand_in import for_cpu
+        from mlc.artifact.gpu_on_cpu import for_cpu
         from mlc.target import resolve
 
         meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states)

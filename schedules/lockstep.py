@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import walk
 from schedules.errors import InvalidDecision
-from schedules.masks import HINT
+from schedules.loop_partition import HINT
 
 __all__ = ["Lockstep", "is_fixed"]
 

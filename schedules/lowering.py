@@ -8,19 +8,19 @@ before the epilogue. On the stack they dissolve into registers altogether.
 
 Weights are fetched ahead (:mod:`schedules.prefetch`).
 
-Local buffers of functions with free sizes are as large as their ranges need (:mod:`schedules.compacted`).
+Local buffers of functions with free sizes are as large as their ranges need (:mod:`schedules.compact_buffers`).
 
-Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tiles`).
+Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.amx_tiles`).
 
-Loops are not cut where a condition changes outside of them (:mod:`schedules.masks`).
+Loops are not cut where a condition changes outside of them (:mod:`schedules.loop_partition`).
 
 Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones past the
-caches (:mod:`schedules.streamed`).
+caches (:mod:`schedules.nontemporal`).
 
-Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
+Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.packed_stores`).
 
 Arguments that are known to fit are not checked again (:data:`FITS`), and those of a caller may begin where his memory
-does (:mod:`schedules.anywhere`).
+does (:mod:`schedules.alignment`).
 
 Scopes that the code generator does not know are left out (:mod:`schedules.scopes`).
 """
@@ -38,20 +38,20 @@ from tvm.ir import Call
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from schedules.always import settled, sizes_of, untested
+from schedules.alignment import relax_alignment
+from schedules.amx_tiles import with_helpers, with_tiles
 from schedules.analysis import loads, op_name, replaced, walk
-from schedules.anywhere import begun_anywhere
-from schedules.compacted import compacted
-from schedules.flat import FLAT, restored
+from schedules.compact_buffers import compacted
+from schedules.flatten_spatial import FLAT, restored
 from schedules.free import SIZES, variables
-from schedules.joined import joined_stores
-from schedules.masks import hidden_masks
+from schedules.loop_partition import hidden_masks
+from schedules.nontemporal import streamed_stores
+from schedules.packed_stores import joined_stores
 from schedules.pieces import expanded
 from schedules.prefetch import insert_prefetches
 from schedules.present import written_on_the_way
+from schedules.range_conditions import settled, sizes_of, untested
 from schedules.scopes import WithoutScopes
-from schedules.streamed import streamed_stores
-from schedules.tiles import with_helpers, with_tiles
 
 __all__ = ["FITS", "PIPELINE"]
 
@@ -226,7 +226,7 @@ class _CompactedAlready:
 
 _ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_level=0, name="mlc.ExpandPieces")
 _BeginAnywhere = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: begun_anywhere(func), opt_level=0, name="mlc.BeginAnywhere"
+    lambda func, _mod, _ctx: relax_alignment(func), opt_level=0, name="mlc.BeginAnywhere"
 )
 _WriteOnTheWay = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: written_on_the_way(func), opt_level=0, name="mlc.WriteOnTheWay"

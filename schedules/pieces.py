@@ -14,8 +14,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from schedules.anywhere import ANYWHERE
-from schedules.flat import FLAT
+from schedules.alignment import ANYWHERE
+from schedules.flatten_spatial import FLAT
 from schedules.free import SIZES, specialised, variables
 from schedules.merged import MERGED
 from schedules.trimmed import trimmed

@@ -3,7 +3,7 @@
 A language model gives back the keys and values of all tokens, former ones and new ones, and its attention reads them.
 :func:`mlc.graph.kernels.query_blocks.joined` marks the block that puts them together, and attention reads all of that
 through one stage. Where the stage keeps its place, the block is merged with it: the past passes through the caches
-once. A large result is stored past them (:mod:`schedules.streamed`).
+once. A large result is stored past them (:mod:`schedules.nontemporal`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import loads, replaced, walk
 from schedules.machine import cpu_machine
-from schedules.streamed import awaited, streamed
+from schedules.nontemporal import awaited, streamed
 
 __all__ = ["PRESENT", "STAGE", "written_on_the_way"]
 

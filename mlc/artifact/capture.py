@@ -1,7 +1,7 @@
 """A model's kernels as one CUDA graph: what starting them one by one costs is then paid once.
 
 A graph holds addresses. All that :data:`INTO <mlc.artifact.memory.INTO>` touches therefore stays where it is: its
-caller gives it the same inputs, outputs and weights in each call (:class:`mlc.artifact.places.CudaPlace` keeps them),
+caller gives it the same inputs, outputs and weights in each call (:class:`mlc.artifact.devices.CudaDevice` keeps them),
 and its intermediate tensors lie in memory that is planned now and allocated at the first call. ``main`` is left as it
 is: it takes tensors from anywhere, and each of its kernels can be watched.
 """

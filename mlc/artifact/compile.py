@@ -12,9 +12,9 @@ import numpy as np
 import tvm
 
 from mlc.artifact import emit, runtime, weights
+from mlc.artifact.codegen_fallback import replace_refused
+from mlc.artifact.cpu_features import required_features
 from mlc.artifact.executable import Executable
-from mlc.artifact.features import required_features
-from mlc.artifact.repair import replace_refused
 from mlc.artifact.schedule import Lookup, Origins, schedule_functions
 from mlc.config import get
 from mlc.errors import CodeGenerationError
@@ -24,7 +24,7 @@ from mlc.graph.ir.printed import as_script
 from mlc.graph.tasks import called_functions
 from mlc.shapes import to_json
 from mlc.target import Target
-from schedules.anywhere import BYTES
+from schedules.alignment import BYTES
 
 __all__ = ["ModelMeta", "compile_module"]
 
@@ -47,12 +47,13 @@ class ModelMeta:
 def compile_module(
     mod: tvm.IRModule, target: Target, lookup: Lookup | None = None, meta: ModelMeta | None = None
 ) -> Executable:
-    """Compile what :func:`mlc.graph.optimise` made.
+    """Compile a module that :func:`mlc.graph.pipeline.optimise` has lowered.
 
-    ``lookup`` gives the log's best record of a task; where it has none, the function's space decides by itself.
-    What fails in code generation gets another schedule, with a warning (see :mod:`mlc.artifact.repair`). ``meta`` left
-    out is read from ``main``. Raises :class:`mlc.errors.BuildError` in one line, with the name of the function that
-    cannot be scheduled or compiled. ``MLC_DUMP_DIR`` names a folder for what is compiled.
+    ``lookup`` gives the log's best record of a task; where it has none, the function's search space decides.
+    A function that fails in code generation gets another schedule, with a warning
+    (:mod:`mlc.artifact.codegen_fallback`). ``meta``, if left out, is read from ``main``. With ``MLC_DUMP_DIR``, the
+    modules that are compiled are written there as text. Raises :class:`mlc.errors.BuildError` in one line, with the
+    name of the function that cannot be scheduled or compiled.
     """
     if meta is None:
         model = imported(mod, "module")

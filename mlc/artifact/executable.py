@@ -22,11 +22,11 @@ import numpy as np
 from mlc import threads
 from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
-from mlc.artifact.counted import counted, cut
-from mlc.artifact.features import missing_features
+from mlc.artifact.compact_weights import buffers, transformed, transformed_bytes
+from mlc.artifact.cpu_features import missing_features
+from mlc.artifact.data_dependent import counted, cut
+from mlc.artifact.devices import Device, device_of, is_out_of_memory, out_of_memory_error
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
-from mlc.artifact.narrow import rooms, transformed, transformed_bytes
-from mlc.artifact.places import Place, is_out_of_memory, no_room, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.cpu import tiles_denied
@@ -38,7 +38,7 @@ from mlc.target import generation
 __all__ = ["Bundle", "Executable", "load", "pick"]
 
 _BOUND = "{}_with_weights"
-_WEIGHTS_FIT = "weights_fit"  # see mlc.artifact.calls, which needs the compiler
+_WEIGHTS_FIT = "weights_fit"  # see mlc.artifact.argument_checks, which needs the compiler
 _INTO = "main_into"  # see mlc.artifact.memory, which needs the compiler
 
 
@@ -71,7 +71,7 @@ class Executable:
         self._slots = [OutputSlot(spec, "state", gpu) if spec.name in self.states else InputSlot(spec, gpu, alignment)
                        for spec in self.inputs]
         self._targets = [OutputSlot(spec, gpu=gpu) for spec in self.outputs]
-        self._running: tuple[Callable[..., Any], Place] | None = None
+        self._running: tuple[Callable[..., Any], Device] | None = None
         self._into: Callable[..., Any] | None = None
         self._machine: Any = None
         self._bound: list[Any] | None = None
@@ -91,8 +91,8 @@ class Executable:
         """
         values = arrays if not named and len(arrays) == len(self.inputs) else in_order(self.inputs, arrays, named)
         with self._lock:
-            main, place = self._running or self._start()
-            return self._collected(threads.call(self._threads, self._run, main, self._tensors(values, place)), place)
+            main, device = self._running or self._start()
+            return self._collected(threads.call(self._threads, self._run, main, self._tensors(values, device)), device)
 
     def run(
         self, inputs: Sequence[Any] | Mapping[str, Any], outputs: Sequence[Any] | Mapping[str, Any], stream: Any = None
@@ -117,17 +117,17 @@ class Executable:
         values = _in_order(self.inputs, inputs, "input")
         targets = _in_order(self.outputs, outputs, "output")
         with self._lock:
-            main, place = self._running or self._start()
-            place.begin([*values, *targets], stream)
-            tensors = [slot.tensor(value, place.stream) for slot, value in zip(self._slots, values, strict=True)]
-            outs = [slot.tensor(value, place.stream) for slot, value in zip(self._targets, targets, strict=True)]
+            main, device = self._running or self._start()
+            device.begin([*values, *targets], stream)
+            tensors = [slot.tensor(value, device.stream) for slot, value in zip(self._slots, values, strict=True)]
+            outs = [slot.tensor(value, device.stream) for slot, value in zip(self._targets, targets, strict=True)]
             if self._free:
                 check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
             check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
-            tensors = [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
+            tensors = [device.entered(index, tensor) for index, tensor in enumerate(tensors)]
             if self._into is None:
-                self._into = self._entry_into(main, place)
-            threads.call(self._threads, self._run_into, self._into, tensors, outs, place)
+                self._into = self._entry_into(main, device)
+            threads.call(self._threads, self._run_into, self._into, tensors, outs, device)
 
     def empty_outputs(self) -> list[np.ndarray]:
         """Arrays that :meth:`run` can write to, with anything in them.
@@ -148,9 +148,9 @@ class Executable:
         _check_options(repeats=repeats, warmup=warmup)
         values = in_order(self.inputs, arrays, named)
         with self._lock:
-            main, place = self._running or self._start()
-            tensors = self._tensors(values, place)
-            return threads.call(self._threads, self._times, main, tensors, place, warmup, repeats)
+            main, device = self._running or self._start()
+            tensors = self._tensors(values, device)
+            return threads.call(self._threads, self._times, main, tensors, device, warmup, repeats)
 
     def profile(self, /, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
         """Seconds that each tensor function takes in one run, all its calls together: the median of ``repeats`` runs.
@@ -161,11 +161,11 @@ class Executable:
         _check_options(repeats=repeats)
         values = in_order(self.inputs, arrays, named)
         with self._lock:
-            _, place = self._running or self._start()
-            machine, main = self.machine(place)  # one of its own, since what watches cannot be taken out again
-            watch = Stopwatch([entry["symbol"] for entry in self.metadata["functions"]], place.synchronise)
+            _, device = self._running or self._start()
+            machine, main = self.machine(device)  # one of its own, since what watches cannot be taken out again
+            watch = Stopwatch([entry["symbol"] for entry in self.metadata["functions"]], device.synchronise)
             machine["set_instrument"](watch)
-            tensors = self._tensors(values, place)
+            tensors = self._tensors(values, device)
             return threads.call(self._threads, watch.medians, lambda: self._run(main, tensors), repeats)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -189,15 +189,15 @@ class Executable:
         takes, gives = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<Executable {self.metadata['name']} for {self.metadata['target']}: ({takes}) -> ({gives})>"
 
-    def _start(self) -> tuple[Callable[..., Any], Place]:
+    def _start(self) -> tuple[Callable[..., Any], Device]:
         """Load the code and bind the weights; happens once, at the first call or in :func:`load`."""
         check_machine(self.metadata)
-        place = place_of(self.metadata)
-        self._machine, main = self.machine(place)  # kept, since `main` does not keep it
-        if not self._free and (outs := place.outputs(self._all)) and self._machine.implements_function(_INTO):
-            into = self._entry(self._machine, _INTO, place)
+        device = device_of(self.metadata)
+        self._machine, main = self.machine(device)  # kept, since `main` does not keep it
+        if not self._free and (outs := device.outputs(self._all)) and self._machine.implements_function(_INTO):
+            into = self._entry(self._machine, _INTO, device)
             main = partial(_into_same, into, outs)
-        self._running = main, place
+        self._running = main, device
         return self._running
 
     def _forked(self) -> None:
@@ -205,7 +205,7 @@ class Executable:
         if self._lock.locked():
             self._lock, self._running, self._into = threading.Lock(), None, None
 
-    def machine(self, place: Place) -> tuple[Any, Callable[..., Any]]:
+    def machine(self, device: Device) -> tuple[Any, Callable[..., Any]]:
         """A new virtual machine for the code, and its ``main`` with the weights bound.
 
         Raises :class:`mlc.errors.ArtifactError` with whatever the system's loader or the machine has to say.
@@ -213,29 +213,29 @@ class Executable:
         what = "load"
         try:
             machine = _module(self._code)["vm_load_executable"]()
-            machine["vm_initialization"](*place.devices)
+            machine["vm_initialization"](*device.vm_devices)
             if self._weights and machine.implements_function(_WEIGHTS_FIT):
-                weights, what = place.weights(self._bound_weights()), "run on what its metadata describes"
+                weights, what = device.weights(self._bound_weights()), "run on what its metadata describes"
                 machine[_WEIGHTS_FIT](*weights)
-            return machine, self._entry(machine, "main", place)
+            return machine, self._entry(machine, "main", device)
         except ArtifactError:  # the GPU has no room for the weights
             raise
         except Exception as error:
             raise self._refused(what, error) from error
 
-    def _entry(self, machine: Any, entry: str, place: Place) -> Callable[..., Any]:
+    def _entry(self, machine: Any, entry: str, device: Device) -> Callable[..., Any]:
         """A function of the virtual machine with the weights bound, which are its last arguments."""
         name = entry
         if self._weights:
             name = _BOUND.format(entry)
-            machine["save_function"](entry, name, 1, *place.weights(self._bound_weights()))
-        return place.called(machine[name], machine.implements_function(f"{entry}{runtime.CAPTURED}"))
+            machine["save_function"](entry, name, 1, *device.weights(self._bound_weights()))
+        return device.called(machine[name], machine.implements_function(f"{entry}{runtime.CAPTURED}"))
 
-    def _entry_into(self, main: Callable[..., Any], place: Place) -> Callable[..., Any]:
+    def _entry_into(self, main: Callable[..., Any], device: Device) -> Callable[..., Any]:
         """What takes inputs and outputs: code for GPUs computes into memory of its own, and what former versions
         compiled has ``main`` alone."""
         if self.metadata["kind"] != "cuda" and self._machine.implements_function(_INTO):
-            return self._entry(self._machine, _INTO, place)
+            return self._entry(self._machine, _INTO, device)
         return lambda *tensors: main(*tensors[: len(self.inputs)])
 
     @property
@@ -248,16 +248,16 @@ class Executable:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if self.metadata["kind"] == "cuda" and is_out_of_memory(error):
             lies = "the code" if what == "load" else "what lies between the kernels"
-            return no_room(f"{lies} of {self._name}", error)
+            return out_of_memory_error(f"{lies} of {self._name}", error)
         return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: "
                              f"{lines[-1].strip()}; compile the model again")
 
-    def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
-        place.begin(values)
-        tensors = [slot.tensor(value, place.stream) for slot, value in zip(self._slots, values, strict=True)]
+    def _tensors(self, values: Sequence[Any], device: Device) -> list[Any]:
+        device.begin(values)
+        tensors = [slot.tensor(value, device.stream) for slot, value in zip(self._slots, values, strict=True)]
         if self._free:
             check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
-        return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
+        return [device.entered(index, tensor) for index, tensor in enumerate(tensors)]
 
     def _run(self, main: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         try:
@@ -265,34 +265,34 @@ class Executable:
         except Exception as error:  # the virtual machine compares arguments with what the code was made for
             raise self._refused("run on what its metadata describes", error) from error
 
-    def _run_into(self, into: Callable[..., Any], tensors: Sequence[Any], outs: Sequence[Any], place: Place) -> None:
+    def _run_into(self, into: Callable[..., Any], tensors: Sequence[Any], outs: Sequence[Any], device: Device) -> None:
         result = self._run(into, (*tensors, *outs))
         for index, (spec, tensor, out) in enumerate(zip(self.outputs, self._made(result), outs, strict=True)):
             if spec.free and tuple(tensor.shape) != tuple(out.shape):
                 raise InputError(f"output {spec.name} must have shape {list(map(int, tensor.shape))} for these inputs, "
                                  f"got {list(map(int, out.shape))}; give an array of that shape")
             if tensor.data_ptr() != out.data_ptr():
-                place.copy(index, tensor, out)
-        place.end()
+                device.copy(index, tensor, out)
+        device.end()
 
     def _times(
-        self, main: Callable[..., Any], tensors: Sequence[Any], place: Place, warmup: int, repeats: int
+        self, main: Callable[..., Any], tensors: Sequence[Any], device: Device, warmup: int, repeats: int
     ) -> tuple[float, ...]:
         for _ in range(warmup):
             self._run(main, tensors)
-        place.synchronise()
-        return tuple(self._seconds(main, tensors, place) for _ in range(repeats))
+        device.synchronise()
+        return tuple(self._seconds(main, tensors, device) for _ in range(repeats))
 
-    def _seconds(self, main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:
+    def _seconds(self, main: Callable[..., Any], tensors: Sequence[Any], device: Device) -> float:
         started = time.perf_counter()
         self._run(main, tensors)
-        place.synchronise()
+        device.synchronise()
         return time.perf_counter() - started
 
     def _bound_weights(self) -> list[Any]:
         if self._bound is None:
             table = self.metadata["weights"]
-            made = iter(rooms([transformed_bytes(e["shape"], e["made"]) for e in table if "made" in e]))
+            made = iter(buffers([transformed_bytes(e["shape"], e["made"]) for e in table if "made" in e]))
             self._bound = [_as_read(data, entry, made) for data, entry in zip(self._weights, table, strict=True)]
         return self._bound
 
@@ -307,8 +307,8 @@ class Executable:
         return ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
                              "compile the model again")
 
-    def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
-        arrays = place.left(self._made(result))
+    def _collected(self, result: Any, device: Device) -> list[np.ndarray]:
+        arrays = device.left(self._made(result))
         if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
             raise self._otherwise()
         arrays = [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
@@ -353,13 +353,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _as_read(data: np.ndarray, entry: Mapping[str, Any], rooms_for_made: Iterator[np.ndarray]) -> Any:
-    """A weight as compiled code reads it; what is made of one takes the next room."""
+def _as_read(data: np.ndarray, entry: Mapping[str, Any], buffers_for_made: Iterator[np.ndarray]) -> Any:
+    """A weight as compiled code reads it; what is made of one takes the next buffer."""
     import tvm_ffi
 
     shape, dtype = tuple(entry["shape"]), entry["dtype"]
     if "made" in entry:
-        filters, data = data.view(np.float32).reshape(shape), next(rooms_for_made)
+        filters, data = data.view(np.float32).reshape(shape), next(buffers_for_made)
         shape = transformed(filters, entry["made"], data)
     return runtime.view(tvm_ffi.from_dlpack(data), shape, dtype)
 
@@ -451,7 +451,7 @@ def pick(metadata: Sequence[dict[str, Any]], name: str) -> int:
     for index in sorted(range(len(metadata)), key=lambda i: _rank(metadata[i]), reverse=True):
         try:
             check_machine(metadata[index])
-            place_of(metadata[index])
+            device_of(metadata[index])
         except ArtifactError as error:
             refused.append(error)
         else:

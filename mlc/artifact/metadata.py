@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from mlc.artifact.narrow import NARROW
+from mlc.artifact.compact_weights import NARROW
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.frontend.model import ARRAY_TYPES
 from mlc.graph.algorithms.filters import BLOCK, FILTER, TRANSFORMED

@@ -26,9 +26,9 @@ from tvm import tirx
 from mlc.graph.task import Task, normalise
 from schedules import registry
 from schedules.analysis import walk
-from schedules.balance import idle
 from schedules.capped import capped, of_most_rows
 from schedules.free import SIZES, variables
+from schedules.load_balance import idle
 from schedules.machine import cpu_machine
 from schedules.pieces import Box, Piece, boxed, with_pieces
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from mlc import children
+from mlc import subprocesses
 from mlc.errors import BuildError
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def tune(mod: Any, attributes: str, folder: Path, seconds: float) -> int:
     import tvm
 
     (folder / "module.json").write_text(tvm.ir.save_json(mod))
-    command = children.command("mlc.bench.metaschedule", str(folder), attributes)
+    command = subprocesses.command("mlc.bench.metaschedule", str(folder), attributes)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-                               env=children.environment())
+                               env=subprocesses.environment())
     try:
         if not _wait_for_ready(process, time.monotonic() + _START_TIMEOUT):
             raise BuildError(f"MetaSchedule must start, but its process ended with {process.poll()}; see its output")

@@ -197,8 +197,8 @@ def _inputs(args: argparse.Namespace, specs: list[EngineSpec]) -> dict[str, np.n
 
 def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.ModelProto:
     """The model for every engine, with what --value says as constants."""
-    from mlc.frontend.onnx_decisive import with_values
     from mlc.frontend.onnx_file import read_model, whole
+    from mlc.frontend.onnx_shape_inputs import with_values
 
     source, values = model.source(), options.values(args)
     if not values:
@@ -207,9 +207,9 @@ def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.Model
 
 
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
-    from mlc.artifact.trial import save_tried
+    from mlc.artifact.smoke_test import save_tested
 
-    save_tried(_build(args, model, log, args.precision), path, native=args.target == "native")
+    save_tested(_build(args, model, log, args.precision), path, native=args.target == "native")
     return path
 
 

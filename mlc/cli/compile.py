@@ -49,7 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
     from mlc.artifact import Bundle
-    from mlc.artifact.trial import save_tried
+    from mlc.artifact.smoke_test import save_tested
     from mlc.cli.models import find_model
     from mlc.report.building import building
     from mlc.report.console import stderr_console
@@ -77,7 +77,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
                           precision=args.precision, integers=args.integers,
                           on_decision=decisions.append if args.explain else None)  # a decision holds the weights
-    tried = save_tried(exe, output, native=args.target == "native")
+    tried = save_tested(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {
         "model": args.model, "output": str(output), "bytes": output.stat().st_size, "ran": tried,

@@ -145,8 +145,8 @@ def _dispatch(words: list[str]) -> Outcome | None:
     args.json, args.debug = getattr(args, "json", False), getattr(args, "debug", False)
     command = next(c for c in COMMANDS if c.name == args.command)
     if command.needs_tvm:
-        from mlc.children import import_tvm
         from mlc.installation import check_pins
+        from mlc.subprocesses import import_tvm
 
         check_pins()
         import_tvm()

@@ -13,10 +13,10 @@ from tvm import tirx
 from mlc.codegen import cuda
 from mlc.codegen.inspection import DynamicShared, write_dump
 from mlc.config import get
-from schedules.comparisons import keep_unordered
 from schedules.cuda.lowering import PIPELINE as CUDA_PIPELINE
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
+from schedules.nan_comparisons import keep_unordered
 
 __all__ = ["code_generation", "pipeline", "prepared"]
 

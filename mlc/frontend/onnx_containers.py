@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError, UsageError, ValuesNeededError
-from mlc.frontend.onnx_decisive import missing_values
+from mlc.frontend.onnx_shape_inputs import missing_values
 from mlc.shapes import Range, Shape, parse_shape, shape_text
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from mlc.frontend.onnx_grouped import GROUPED, GROUPED_BITS, grouped_mat_mul, gr
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
-from mlc.frontend.onnx_regions import roi_align
 from mlc.frontend.onnx_resize import resize
+from mlc.frontend.onnx_roi_align import roi_align
 from mlc.frontend.onnx_signal import dft, stft
 from mlc.frontend.onnx_sizes import as_tensor
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, emitter, required_at, text

@@ -11,7 +11,7 @@ import numpy as np
 from mlc.frontend.onnx_attention import attention
 from mlc.frontend.onnx_control import branches, loop, scan
 from mlc.frontend.onnx_expand import Expand, Nodes
-from mlc.frontend.onnx_lengths import sequences
+from mlc.frontend.onnx_sequence_lens import sequences
 from mlc.frontend.onnx_unique import unique
 
 if TYPE_CHECKING:

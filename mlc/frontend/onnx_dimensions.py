@@ -1,6 +1,6 @@
 """Free dimensions of a model's inputs that its nodes need to be one, or a number, or not too small.
 
-What :mod:`mlc.frontend.onnx_agreement` found is written into the inputs before the graph is folded anew.
+What :mod:`mlc.frontend.onnx_size_constraints` found is written into the inputs before the graph is folded anew.
 """
 
 from __future__ import annotations

@@ -13,16 +13,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
-from mlc.frontend import onnx_agreement, onnx_ragged, onnx_same, onnx_selection, onnx_sizes
+from mlc.frontend import onnx_auto_pad, onnx_dynamic_lengths, onnx_selection, onnx_size_constraints, onnx_sizes
 from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_containers import kind_of, with_tensors
 from mlc.frontend.onnx_converters import CONVERTERS
-from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_graph import Graph
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
+from mlc.frontend.onnx_shape_inputs import with_values
 from mlc.frontend.onnx_static import make_static
 from mlc.frontend.onnx_weights import Model, outside, tensor_of
 from mlc.frontend.origins import origins, variable_name
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["import_onnx"]
 
 #: what a node may say that the model must be imported again for
-_NEEDS = (onnx_agreement.SizesMustAgreeError, onnx_agreement.SizeTooSmallError)
+_NEEDS = (onnx_size_constraints.SizesMustAgreeError, onnx_size_constraints.SizeTooSmallError)
 
 
 def import_onnx(
@@ -86,10 +86,10 @@ def _with_sizes_agreed(
         try:
             with scope(graph.free):
                 return graph, *_to_relax(graph, name)
-        except onnx_agreement.SizesMustAgreeError as need:
+        except onnx_size_constraints.SizesMustAgreeError as need:
             agreed.append(Agreed(graph.place(need.name),
                                  need.other if isinstance(need.other, int) else graph.place(need.other)))
-        except onnx_agreement.SizeTooSmallError as need:
+        except onnx_size_constraints.SizeTooSmallError as need:
             agreed.append(AtLeast(graph.place(need.name), need.least, need.operator))
 
 
@@ -239,9 +239,9 @@ def _importer_class() -> Any:
             self.bb = Builder()
             self.bb.begin("")
             self._outer: Any = None
-            self._rows: dict[str, onnx_ragged.Rows] = {}
-            self._given: list[onnx_ragged.Rows | None] = []
-            self._found: list[onnx_ragged.Rows | None] = []
+            self._rows: dict[str, onnx_dynamic_lengths.Rows] = {}
+            self._given: list[onnx_dynamic_lengths.Rows | None] = []
+            self._found: list[onnx_dynamic_lengths.Rows | None] = []
             self.lengths: dict[str, tuple[int, str]] = {}
             self._nodes.update((name, relax.const(tensor_of(array))) for name, array in constants)
 
@@ -279,14 +279,14 @@ def _importer_class() -> Any:
                 self.lengths[name] = rows.axis, named[rows.count]
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
-            finish: onnx_same.Finish | None = None
+            finish: onnx_auto_pad.Finish | None = None
             attrs["tvm_custom"]["opset"] = opset
             try:
                 if self._free:
-                    onnx_agreement.check(op_name, inputs, attrs)
-                    inputs, attrs, finish = onnx_same.padded(self.bb, op_name, inputs, attrs)
+                    onnx_size_constraints.check(op_name, inputs, attrs)
+                    inputs, attrs, finish = onnx_auto_pad.padded(self.bb, op_name, inputs, attrs)
                 if any(self._given):
-                    inputs = onnx_ragged.inside(self.bb, op_name, inputs, self._given)
+                    inputs = onnx_dynamic_lengths.inside(self.bb, op_name, inputs, self._given)
                 elif op_name in onnx_selection.SELECTIONS:
                     return self._selected(op_name, inputs, attrs)
                 ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
@@ -298,11 +298,11 @@ def _importer_class() -> Any:
                     self.bb.normalize(ours)
                 made = made if finish is None else finish(made)
                 if self._free:
-                    onnx_agreement.check_result(op_name, made)
+                    onnx_size_constraints.check_result(op_name, made)
                 if any(self._given):
                     types = getattr(made.ty, "fields", None) or [made.ty]
                     given = list(zip(inputs, self._given, strict=True))
-                    self._found = onnx_ragged.follow(op_name, given, attrs, types, opset)
+                    self._found = onnx_dynamic_lengths.follow(op_name, given, attrs, types, opset)
                 return made
             except _NEEDS:
                 raise
@@ -318,7 +318,7 @@ def _importer_class() -> Any:
             given = [onnx_sizes.as_tensor(self.bb, each.values.reshape(-1)[0]) if isinstance(each, onnx_sizes.Sizes)
                      else each for each in inputs]
             made, count = convert(self.bb, given, attrs)
-            self._found = [onnx_ragged.Rows(axis, self.bb.emit(count), op_name)]
+            self._found = [onnx_dynamic_lengths.Rows(axis, self.bb.emit(count), op_name)]
             return self.bb.emit(made)
 
     return Importer

@@ -20,7 +20,7 @@ from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.channels_last import ChannelsLast
 from mlc.graph.layout.packing import PackWeights
-from mlc.graph.layout.turned import TurnWeights
+from mlc.graph.layout.transposed_weights import TransposeWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
 from mlc.graph.lowering.extremes import JoinExtremes
@@ -49,7 +49,7 @@ __all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "pr
 #: one round of simplification; rounds repeat until nothing changes
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.DropIdentities,
-    simplify.FillReductionsOfNothing,
+    simplify.FoldEmptyReductions,
     simplify.FoldConstants,
     simplify.UnstackReductions,
     simplify.RecogniseGelu,
@@ -103,7 +103,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         precision.WeightOnlyProducts(target, options),
         Simplify,
         *((simplify.SinkQuantised,) if target.kind == "cuda" else ()),
-        simplify.ShareCommon,
+        simplify.EliminateCommonSubexpressions,
     )
 
 
@@ -117,13 +117,13 @@ def lowering(
         simplify.ShareConcats,
         precision.RoundConstants(options),
         precision.NarrowOperands(
-            target, options, (simplify.DropIdentities, simplify.ShareCommon, simplify.SinkMovement)
+            target, options, (simplify.DropIdentities, simplify.EliminateCommonSubexpressions, simplify.SinkMovement)
         ),
         FuseAttention(target),
         BlockedLayouts(target, options),
         ChannelsLast(target, options),
         PackWeights(target, options),
-        TurnWeights(target),
+        TransposeWeights(target),
         simplify.MergeMovement,
         PlaceHeads(target),
         LowerInnerReshapes,

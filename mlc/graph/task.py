@@ -17,11 +17,11 @@ import tvm_ffi
 from tvm import tirx
 
 from mlc.graph.ir.immediates import without_immediates
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.shapes import Free
 from mlc.sizes import scope
 from mlc.target import Target
-from schedules.flat import FLAT, flattened
+from schedules.flatten_spatial import FLAT, flattened
 from schedules.free import SIZES, variables
 from schedules.merged import MERGED
 
@@ -82,7 +82,7 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
 
     ``free`` are the sizes that a call decides, by the names of their variables; those of the function become an
     attribute of it, :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become
-    one axis where nothing depends on which pixels are neighbours (:mod:`schedules.flat`).
+    one axis where nothing depends on which pixels are neighbours (:mod:`schedules.flatten_spatial`).
     """
     with scope(free or {}):
         func = narrowed(func)

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from mlc.artifact.compare import in_turn
-from mlc.artifact.features import lacking
+from mlc.artifact.cpu_features import lacking
 from mlc.compilation import Compilation, tune_together
 from mlc.config import user_log_path
 from mlc.errors import MeasureError, MlcError, ModelError, UsageError
@@ -31,8 +31,8 @@ from mlc.measure.fleet import DeviceStatus
 from mlc.target import Target, resolve
 from mlc.tuning import TuneOptions, TuneReport
 from mlc.tuning.devices import Measuring, devices
+from mlc.tuning.early_abort import HopelessRun
 from mlc.tuning.events import BatchMeasured, Event, FleetChanged, Listener
-from mlc.tuning.hopeless import HopelessRun
 
 __all__ = ["ModelGain", "Plan", "TargetResult", "known_results", "plan", "run"]
 

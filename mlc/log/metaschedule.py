@@ -32,11 +32,11 @@ from mlc.log.record import Record
 from mlc.log.store import TuningLog
 from mlc.log.workload import Workload
 from mlc.target import Target
-from schedules.growth import check_inlining
 from schedules.language import parse_trace
-from schedules.objects import check_graph
+from schedules.size_limits import check_inlining
 from schedules.space import InvalidDecision
 from schedules.trace import replay, trace_json
+from schedules.tvm_json import check_graph
 
 __all__ = ["SPACE", "Conversion", "export_database", "import_database", "is_database"]
 
@@ -238,7 +238,7 @@ def _forms(func: tirx.PrimFunc) -> Iterator[tirx.PrimFunc]:
 
 
 def _widened(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """The inverse of :func:`mlc.graph.ir.narrow.narrowed`; None where 32-bit integers are also data."""
+    """The inverse of :func:`mlc.graph.ir.int32_indices.narrowed`; None where 32-bit integers are also data."""
     wide = from_json(to_json(func).replace('"int32"', '"int64"'))
     same = tvm_ffi.structural_hash(normalise(wide), map_free_vars=True)
     return wide if same == tvm_ffi.structural_hash(func, map_free_vars=True) else None

@@ -46,7 +46,7 @@ class Workload:
         """The task again; raises ``ValueError`` where the text is no function, or another one than the key says."""
         from mlc.graph.task import Task, from_json
         from mlc.target import Target
-        from schedules.objects import check_graph
+        from schedules.tvm_json import check_graph
 
         check_graph(self.func)
         try:

@@ -22,9 +22,9 @@ from mlc.errors import MeasureError
 from mlc.measure import wire
 from mlc.measure.data import draws
 from mlc.measure.executor import Job
-from mlc.measure.loading import Interface, interface
 from mlc.measure.local import LocalMeasurer
 from mlc.measure.measurer import MeasureRequest
+from mlc.measure.prebuilt_runner import Interface, interface
 from schedules.caches import native_caches
 
 __all__ = ["Board"]
@@ -35,8 +35,8 @@ _NAME = re.compile(r"[0-9a-f]{16,64}\.(so|npz)")
 
 
 class Board:
-    """Does jobs whose requests have the text of an :class:`mlc.measure.loading.Interface` as ``func`` and a library as
-    ``scheduled``; paths in them are names of files that :meth:`put` has taken."""
+    """Executes jobs whose requests hold the text of a :class:`mlc.measure.prebuilt_runner.Interface` as ``func`` and a
+    library as ``scheduled``; paths in them are names of files that :meth:`put` has stored."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mlc-board-"))

@@ -25,7 +25,7 @@ import tvm
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 
-from mlc import children, threads
+from mlc import subprocesses, threads
 from mlc.calibration import Calibration, identity
 from mlc.errors import MeasureError
 from mlc.measure.machine import load_warning
@@ -92,8 +92,8 @@ def calibrate(target: Target) -> tuple[Calibration, list[Reading], str]:
     Raises :class:`MeasureError` where the process fails.
     """
     busy = load_warning()
-    command = children.command("mlc.measure.calibrate", target.attrs)
-    environment = children.environment(**threads.environment(target.threads))
+    command = subprocesses.command("mlc.measure.calibrate", target.attrs)
+    environment = subprocesses.environment(**threads.environment(target.threads))
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE, env=environment)
         found = [Reading(**fields) for fields in json.loads(done.stdout)]

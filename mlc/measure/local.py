@@ -93,7 +93,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
     A candidate that crashes or hangs costs its worker, which is replaced, and nothing else. One that crashes in a
     worker where others ran before gets a second chance in another, since an earlier one may have done the damage.
     Code that has been timed is not timed again: candidates that lower to equal code share the result. ``kind`` is one
-    of :data:`mlc.measure.worker.BENCHES`: where it loads code that was built elsewhere, requests are as
+    of :data:`mlc.measure.worker.RUNNERS`: where it loads code that was built elsewhere, requests are as
     :mod:`mlc.measure.board` makes them.
     """
 

@@ -20,8 +20,8 @@ from tvm.ir.instrument import pass_instrument
 
 from mlc.codegen import code_generation, pipeline
 from mlc.link import link_shared
-from mlc.measure.bench import ENTRY
 from mlc.measure.gauge import LANES, ROUNDS
+from mlc.measure.runner import ENTRY
 
 __all__ = ["arithmetic", "compile_hashed", "export_hashed"]
 

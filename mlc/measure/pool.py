@@ -41,7 +41,7 @@ class Pool:
     """``size`` slots for workers. They start at once, in the background; one that died is replaced when needed.
 
     ``folder`` is where they have their temporary files, ``kind`` what they can do, see
-    :data:`mlc.measure.worker.BENCHES`.
+    :data:`mlc.measure.worker.RUNNERS`.
     """
 
     def __init__(self, size: int, threads_each: int, folder: Path, kind: str = "compiling") -> None:

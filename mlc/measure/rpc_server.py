@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 
-from mlc import children
+from mlc import subprocesses
 from mlc.config import get
 from mlc.errors import MeasureError, MlcError, UsageError
 from mlc.measure.executors import parse
@@ -111,8 +111,8 @@ class _Worker:
     def _session(self, connection: socket.socket) -> None:
         """A process of its own, which may crash, speaks with the peer. A tracker that comes anew is told of this device
         meanwhile."""
-        command = children.command("mlc.measure.rpc_session", str(connection.fileno()))
-        with subprocess.Popen(command, pass_fds=[connection.fileno()], env=children.environment()) as process:
+        command = subprocesses.command("mlc.measure.rpc_session", str(connection.fileno()))
+        with subprocess.Popen(command, pass_fds=[connection.fileno()], env=subprocesses.environment()) as process:
             try:
                 while True:
                     with contextlib.suppress(subprocess.TimeoutExpired):

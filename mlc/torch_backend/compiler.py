@@ -25,7 +25,7 @@ from mlc.artifact.inputs import Fit
 from mlc.errors import MlcError, ModelError, UsageError
 from mlc.shapes import Free
 from mlc.text import one_line
-from mlc.torch_backend.free import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
+from mlc.torch_backend.dynamic_shapes import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
 from mlc.torch_backend.tracing import trace_recurrent_layers
 from mlc.torch_backend.weights import Weights, is_weight

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mlc.errors import ModelError
-from mlc.torch_backend.free import Symbols, numbers, places
+from mlc.torch_backend.dynamic_shapes import Symbols, numbers, places
 
 __all__ = ["Frozen", "composed"]
 

@@ -35,8 +35,8 @@ from mlc.measure.measurer import Measurer
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from mlc.tuning.confirm import faster
+from mlc.tuning.early_abort import HopelessRun
 from mlc.tuning.events import Finished, Listener
-from mlc.tuning.hopeless import HopelessRun
 from mlc.tuning.options import TuneOptions
 from mlc.tuning.report import GraphReport, TaskReport, TuneReport
 from mlc.tuning.rounds import Rounds

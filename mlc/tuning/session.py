@@ -28,8 +28,8 @@ from mlc.measure.measurer import MeasureOptions, Measurer, MeasureResult
 from mlc.target import Target
 from mlc.tuning.allocation import Allocator
 from mlc.tuning.candidate import Candidate
+from mlc.tuning.early_abort import FirstResults, HopelessRun
 from mlc.tuning.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskPlan, TaskStopped
-from mlc.tuning.hopeless import FirstResults, HopelessRun
 from mlc.tuning.journal import Journal
 from mlc.tuning.learn import pretrained
 from mlc.tuning.options import TuneOptions

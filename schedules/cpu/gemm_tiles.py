@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import structural_equal
 
+from schedules.amx_tiles import mark
 from schedules.analysis import analyse, loads
 from schedules.cpu.common import InjectiveTile, extent_of, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import chunks
@@ -25,7 +26,6 @@ from schedules.intrin import PREFIX, select, use
 from schedules.intrin.tiles import DEPTHS, PASSING, SHAPES, TILE, product, store, zero
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
-from schedules.tiles import mark
 
 __all__ = ["GEMM_TILES", "pays", "shapes"]
 

@@ -38,7 +38,7 @@ from mlc.graph.layout.convolutions import (
     with_zeros,
 )
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.simplify.channel_shuffles import shuffle_source
 from mlc.operators import relax_where
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target

@@ -1,8 +1,8 @@
 """Attention of few queries: what keys and values are projected by is multiplied with the queries instead.
 
-A classifier asks one question of a sequence: its last block needs the keys and values of all tokens for the one query
-that is left (:mod:`mlc.graph.simplify.unread`), and so do blocks that pool by attention. Both products with the weights
-are linear, and are taken in the other order, of each head for itself::
+A classifier reads one token: its last block needs the keys and values of all tokens for the single query that is left
+(:mod:`mlc.graph.simplify.slice_pushdown`), and so do blocks that pool by attention. The projections of keys and values
+are linear, so that the products are reassociated, separately for each head::
 
     q @ transpose(x @ w + b)   -->   (q @ transpose(w)) @ transpose(x) + q @ b
     p @ (x @ w + b)            -->   (p @ x) @ w + sum(p) * b

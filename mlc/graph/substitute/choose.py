@@ -1,8 +1,8 @@
 """The choice between the graphs of a search: by what was decided before, else by the prices of their tasks.
 
-A search must be worth its time: where a tuning run has decided for the model's own graph there is none, and none where
-:mod:`mlc.graph.substitute.gain` says that nothing could come of it. It must never keep a model from being compiled
-either: what goes wrong in it is a warning, and the model's own graph is taken.
+A search must be worth its time: there is none where a tuning run has decided for the model's own graph, nor where
+:mod:`mlc.graph.substitute.gain_bound` shows that nothing could be gained. Nor may it keep a model from being compiled:
+an error in the search becomes a warning, and the model's own graph is compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlc.config import get_int
 from mlc.graph.ir.rewrite import op_name
 from mlc.graph.substitute.check import same_where_changed
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.gain import gain_bound
+from mlc.graph.substitute.gain_bound import gain_bound
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.price import Comparison, Price, compare
 from mlc.graph.substitute.read import Reading, read

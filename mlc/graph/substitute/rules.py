@@ -11,8 +11,8 @@ from typing import Any
 from tvm import relax
 
 from mlc.graph.ir.rewrite import bindings
-from mlc.graph.substitute.benefit import Benefit, benefit_of
 from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.rule_benefit import Benefit, benefit_of
 from mlc.substitution.applicable import directions
 from mlc.substitution.graph import Graph
 from mlc.substitution.ranks import RANK, instances

@@ -13,9 +13,9 @@ from schedules.analysis import loads
 from schedules.cpu.attention_few import ATTENTION_FEW
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
+from schedules.nontemporal import streamed, streamed_stores
 from schedules.present import written_on_the_way
 from schedules.space import first_seed
-from schedules.streamed import streamed, streamed_stores
 
 
 def _scheduled(heads: int, past: int, depth: int) -> tirx.PrimFunc:

@@ -16,12 +16,12 @@ from mlc.graph.task import normalise
 from mlc.shapes import Free, Range
 from schedules import registry
 from schedules.analysis import evaluate, walk
-from schedules.evened import evened
-from schedules.flat import FLAT, flattened
+from schedules.even_chunks import evened
+from schedules.flatten_spatial import FLAT, flattened
 from schedules.free import SIZES
 from schedules.lowering import PIPELINE
-from schedules.ragged import whole_tiles
 from schedules.space import first_seed
+from schedules.tail_tiles import whole_tiles
 
 HIGH = 40
 

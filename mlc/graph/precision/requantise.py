@@ -21,7 +21,7 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
 from mlc.graph.precision.affine import affine_of, spread
 
-__all__ = ["SpellOutQuantisation"]
+__all__ = ["ExpandRequantisation"]
 
 _INTEGERS = ("uint8", "int8")
 #: from where on a number is not surely an int32, rounding errors of what says so included
@@ -87,4 +87,4 @@ def _is_constant(expr: relax.Expr, scope: Scope) -> bool:
 
 RULES: Rules = {"relax.quantize": (quantise,)}
 
-SpellOutQuantisation = rewrite_pass("SpellOutQuantisation", RULES)
+ExpandRequantisation = rewrite_pass("ExpandRequantisation", RULES)

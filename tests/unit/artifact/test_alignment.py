@@ -14,7 +14,7 @@ import mlc
 from mlc.artifact import Executable
 from mlc.frontend.model import TensorSpec
 from mlc.testing.targets import runs
-from schedules.anywhere import ANYWHERE, begun_anywhere
+from schedules.alignment import ANYWHERE, relax_alignment
 
 RNG = np.random.default_rng(0)
 LEVELS = ("x86-64-v3", "x86-64-v4")
@@ -157,6 +157,6 @@ def test_functions_without_such_arguments_stay() -> None:
 
     x = te.placeholder((4, 8), "float32", "x")
     func = te.create_prim_func([x, te.compute((4, 8), lambda i, j: x[i, j] * 2.0, "y")])
-    assert begun_anywhere(func).same_as(func)
-    lowered = begun_anywhere(func.with_attr(ANYWHERE, [0]))
+    assert relax_alignment(func).same_as(func)
+    lowered = relax_alignment(func.with_attr(ANYWHERE, [0]))
     assert [int(param.data_alignment) for param in lowered.params] == [16, 64]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 
-from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.match import Pattern, repeated
+from mlc.graph.substitute.rule_benefit import Benefit
 from mlc.graph.substitute.sums import shared
 from mlc.operators.shapes import inferred
 from mlc.operators.tensor import ShapeError

@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from tvm import s_tir, te, tirx
 
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.graph.task import normalise
 from schedules.analysis import walk
 

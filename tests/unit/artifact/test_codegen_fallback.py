@@ -119,21 +119,21 @@ def test_a_record_that_fails_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_every_schedule_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, Refused(2, last=True))
-    monkeypatch.setattr("mlc.artifact.repair.refusal", lambda func, target: "no registers left")
+    monkeypatch.setattr("mlc.artifact.codegen_fallback.refusal", lambda func, target: "no registers left")
     with pytest.raises(BuildError, match=r"function matmul must compile for llvm.*no registers left; MLC_DUMP_DIR"):
         compile_module(dense().mod, TARGET)
 
 
 def test_a_module_that_fails_as_a_whole_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, Refused(2, last=True))
-    monkeypatch.setattr("mlc.artifact.repair.refusal", lambda func, target: "")
+    monkeypatch.setattr("mlc.artifact.codegen_fallback.refusal", lambda func, target: "")
     with pytest.raises(BuildError, match=r"the module must compile for llvm.*but TVM refused it") as caught:
         compile_module(dense().mod, TARGET)
     assert "\n" not in str(caught.value)
 
 
 def test_functions_are_not_compiled_one_by_one_where_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlc.artifact.repair.refusal", lambda func, target: pytest.fail("compiled once more"))
+    monkeypatch.setattr("mlc.artifact.codegen_fallback.refusal", lambda func, target: pytest.fail("compiled once more"))
     assert [f["replaced"] for f in compile_module(twins().mod, TARGET).metadata["functions"]] == [""]
 
 

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 
 from mlc.artifact.memory import VIEWS, is_call
 from mlc.graph.ir.movement import SLICE
-from schedules.anywhere import ANYWHERE
+from schedules.alignment import ANYWHERE
 from schedules.lowering import FITS
 
 __all__ = ["WEIGHTS_FIT", "CheckCalls", "CheckWeights"]
@@ -30,7 +30,7 @@ _VIEWS = (*VIEWS, "relax.concat", SLICE)
 @tvm.transform.module_pass(opt_level=0, name="mlc.CheckCalls")
 def CheckCalls(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
     """Mark by :data:`schedules.lowering.FITS` the functions whose arguments fit wherever they are called, and by
-    :data:`schedules.anywhere.ANYWHERE` the arguments of others that memory of a caller may be.
+    :data:`schedules.alignment.ANYWHERE` the arguments of others that memory of a caller may be.
 
     Takes a module in which results are allocated (after ``CallTIRRewrite``). Arguments fit where shapes are fixed, they
     and the types are those of the function's buffers, and the tensor is a weight or was allocated in the same function

@@ -1,7 +1,8 @@
-"""What every worker does with a candidate's code at hand: inputs, checking, timing. How the code came about, and where
-tensors lie, is for :mod:`mlc.measure.workbench`, which compiles, and :mod:`mlc.measure.loading`, which does not.
+"""The part of a worker that is independent of where code comes from: it makes inputs, checks outputs and times a
+candidate. Subclasses obtain the code: :mod:`mlc.measure.compiling_runner` compiles it, and
+:mod:`mlc.measure.prebuilt_runner` loads libraries that were built elsewhere.
 
-Needs numpy and TVM's runtime library alone, as all that it imports does.
+Needs only numpy and TVM's runtime library, and so does everything that it imports.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mlc.measure.rotation import Rotation, copies_of
 from mlc.measure.timing import Pace, Plan, time_candidate
 from schedules.caches import native_last_level
 
-__all__ = ["ENTRY", "Bench", "Built", "Failure", "last_line"]
+__all__ = ["ENTRY", "Built", "Failure", "Runner", "last_line"]
 
 #: the function of a candidate's module
 ENTRY = "main"
@@ -81,7 +82,7 @@ class _Data:
         ) * (len(self.turns) - 1)
 
 
-class Bench:
+class Runner:
     """The jobs of :mod:`mlc.measure.worker` that need no compiler, each a method from a message to its answer."""
 
     def __init__(self, thread_count: int) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tvm import te
 
+from mlc.measure.compiling_runner import CompilingRunner
 from mlc.measure.pool import Job, Pool
-from mlc.measure.workbench import Workbench
 from mlc.target import resolve
 
 
@@ -24,14 +24,14 @@ def product(size: int):
 def test_a_large_reference_is_computed_on_the_gpu(size: int, on_gpu: bool) -> None:
     """In plain loops of one CPU thread it would take longer than a user waits."""
     target = resolve("cuda:sm_80").tvm
-    module, waits, _ = Workbench(1)._plain(product(size), target, {"target": str(target)})
+    module, waits, _ = CompilingRunner(1)._plain(product(size), target, {"target": str(target)})
     assert len(waits) == on_gpu
     assert (module.imports != []) == on_gpu and module.get_function("main", True) is not None
 
 
 def test_the_reference_of_a_cpu_is_plain_loops() -> None:
     target = resolve("x86-64-v3").tvm
-    module, waits, tensor = Workbench(1)._plain(product(8), target, {"target": str(target)})
+    module, waits, tensor = CompilingRunner(1)._plain(product(8), target, {"target": str(target)})
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((8, 8)).astype(np.float16) for _ in range(2))
     c = tensor(np.zeros((8, 8), np.float32))

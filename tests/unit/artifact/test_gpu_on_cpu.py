@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.artifact import compile_module
-from mlc.artifact.stand_in import for_cpu
+from mlc.artifact.gpu_on_cpu import for_cpu
 from mlc.graph.pipeline import lower
 from mlc.options import CompileOptions
 from mlc.target import resolve

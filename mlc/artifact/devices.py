@@ -15,16 +15,16 @@ from mlc.artifact.runtime import CPU, CUDA, array_of, empty_tensor, is_on_gpu, p
 from mlc.errors import ArtifactError, InputError
 from mlc.frontend.model import TensorSpec, array_type
 
-__all__ = ["CpuPlace", "CudaPlace", "Place", "is_out_of_memory", "no_room", "place_of"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "device_of", "is_out_of_memory", "out_of_memory_error"]
 
 _POOLED_ALLOCATOR = 2
 
 
-class Place(Protocol):
+class Device(Protocol):
     """One of the two; made when an executable starts."""
 
     #: what ``vm_initialization`` takes: device type, device index and allocator of each device, the main one first
-    devices: tuple[int, ...]
+    vm_devices: tuple[int, ...]
     #: the CUDA stream that the call under way runs on
     stream: int
 
@@ -58,10 +58,10 @@ class Place(Protocol):
         """Wait until everything that the call has started has ended."""
 
 
-class CpuPlace:
+class CpuDevice:
     """Compiled code reads and writes the memory that numpy does."""
 
-    devices: tuple[int, ...] = (CPU, 0, _POOLED_ALLOCATOR)
+    vm_devices: tuple[int, ...] = (CPU, 0, _POOLED_ALLOCATOR)
     stream = 0
 
     def begin(self, values: Sequence[Any], stream: Any = None) -> None:
@@ -93,7 +93,7 @@ class CpuPlace:
         pass
 
 
-class CudaPlace:
+class CudaDevice:
     """Inputs and outputs have buffers on the GPU, the same in each call, which is what a graph of kernels asks for
     (:mod:`mlc.artifact.capture`).
 
@@ -109,7 +109,7 @@ class CudaPlace:
     Raises :class:`mlc.errors.ArtifactError` where the machine has no GPU that runs code for ``archs``.
     """
 
-    devices: tuple[int, ...] = (CUDA, 0, _POOLED_ALLOCATOR, CPU, 0, _POOLED_ALLOCATOR)
+    vm_devices: tuple[int, ...] = (CUDA, 0, _POOLED_ALLOCATOR, CPU, 0, _POOLED_ALLOCATOR)
 
     def __init__(self, archs: tuple[str, ...]) -> None:
         runtime.load_cuda(f"cuda ({', '.join(archs)})")
@@ -251,7 +251,7 @@ def _allocated(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
     try:
         return empty_tensor(shape, dtype, device)
     except Exception as error:  # whatever TVM raises
-        raise no_room(f"a tensor of {dtype} and shape {list(shape)}", error) from error
+        raise out_of_memory_error(f"a tensor of {dtype} and shape {list(shape)}", error) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -259,15 +259,15 @@ def is_out_of_memory(error: Exception) -> bool:
     return "out of memory" in str(error)
 
 
-def no_room(what: str, error: Exception) -> ArtifactError:
+def out_of_memory_error(what: str, error: Exception) -> ArtifactError:
     """What does not fit the GPU's memory, in one line, and what to do."""
     reason = (str(error).strip().splitlines() or [""])[-1].strip()
     return ArtifactError(f"{what} must fit the GPU's memory, but CUDA refused it ({reason}); end what else uses the "
                          "GPU, or make the batch smaller")
 
 
-def place_of(metadata: dict[str, Any]) -> Place:
-    """The place that an artifact was built for; raises :class:`mlc.errors.ArtifactError` where it is not there."""
+def device_of(metadata: dict[str, Any]) -> Device:
+    """The device that an artifact was built for; raises :class:`mlc.errors.ArtifactError` where it is not there."""
     if metadata["kind"] == "cuda":
-        return CudaPlace(tuple(json.loads(metadata["target_attrs"])["arch"].split(",")))
-    return CpuPlace()
+        return CudaDevice(tuple(json.loads(metadata["target_attrs"])["arch"].split(",")))
+    return CpuDevice()

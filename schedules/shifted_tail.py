@@ -13,9 +13,9 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.always import Ranges
 from schedules.analysis import loads, replaced, uses, walk
-from schedules.masks import HINT
+from schedules.loop_partition import HINT
+from schedules.range_conditions import Ranges
 
 __all__ = ["bound_of", "parts_of", "shifted"]
 

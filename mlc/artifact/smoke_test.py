@@ -1,7 +1,7 @@
-"""A module is built when it has run: once, in a process of its own, which may die of it.
+"""Run a new artifact once, in a process of its own, before it counts as built: code that crashes is caught here.
 
-``python -m mlc.artifact.trial MODEL.so TARGET`` runs an artifact's code for a target once on random inputs. A process
-costs a second, so this is what commands do; :func:`mlc.compile` hands back a module that nothing has run yet.
+``python -m mlc.artifact.smoke_test MODEL.so TARGET`` runs an artifact's code for a target once on random inputs.
+Starting a process takes a second, so only the commands do this; :func:`mlc.compile` returns a module that has not run.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from mlc import children
+from mlc import subprocesses
 from mlc.artifact.executable import Bundle, Executable, check_machine, load
 from mlc.errors import ArtifactError, MlcError
 from mlc.frontend.model import TensorSpec
 
-__all__ = ["main", "sample_input", "save_tried"]
+__all__ = ["main", "sample_input", "save_tested"]
 
 #: seconds after which a first run is given up
 _PATIENCE = 120.0
 
 
-def save_tried(exe: Executable, output: Path, *, native: bool = True) -> bool:
+def save_tested(exe: Executable, output: Path, *, native: bool = True) -> bool:
     """Write an artifact; for this machine's CPU only after it has run once. Returns whether it has, of a bundle whether
     all have that can run here.
 
@@ -66,8 +66,9 @@ def _tried(path: Path, exe: Executable) -> bool:
     """Run the file in another process; whether that has ended in time."""
     name, target = exe.metadata["name"], exe.metadata["target"]
     try:
-        done = subprocess.run(children.command("mlc.artifact.trial", str(path), target), capture_output=True, text=True,
-                              errors="replace", check=False, timeout=_PATIENCE, env=children.environment())
+        done = subprocess.run(subprocesses.command("mlc.artifact.smoke_test", str(path), target), capture_output=True,
+                              text=True, errors="replace", check=False, timeout=_PATIENCE,
+                              env=subprocesses.environment())
     except subprocess.TimeoutExpired:
         warnings.warn(f"{name} has not ended its first run after {_PATIENCE:.0f} s, so nothing says that it works",
                       stacklevel=2)

@@ -21,7 +21,7 @@ from tvm import relax
 from mlc.graph.ir.constants import constant
 from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
 
-__all__ = ["FillReductionsOfNothing"]
+__all__ = ["FoldEmptyReductions"]
 
 
 def _lowest(dtype: np.dtype) -> object:
@@ -53,4 +53,4 @@ def _filled(name: str) -> Callable[[relax.Call, Scope], relax.Expr | None]:
 
 RULES: Rules = {f"relax.{name}": (_filled(name),) for name in _NEUTRAL}
 
-FillReductionsOfNothing = rewrite_pass("FillReductionsOfNothing", RULES)
+FoldEmptyReductions = rewrite_pass("FoldEmptyReductions", RULES)

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from schedules.analysis import replaced, walk
 from schedules.free import SIZES, variables
 from schedules.prefetch import insert_prefetches
-from schedules.ragged import whole_tiles
+from schedules.tail_tiles import whole_tiles
 
 __all__ = ["compacted"]
 

@@ -18,8 +18,8 @@ from schedules.cpu.gemm import GEMM
 from schedules.free import variables
 from schedules.lowering import PIPELINE
 from schedules.prefetch import insert_prefetches
-from schedules.ragged import whole_tiles
 from schedules.space import first_seed, schedule_with
+from schedules.tail_tiles import whole_tiles
 
 DEPTH, COLUMNS, HIGH = 32, 48, 150
 #: tiles of 4 rows, chunks of 32: as many sums as any CPU has registers for

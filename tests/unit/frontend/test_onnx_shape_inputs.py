@@ -10,7 +10,7 @@ from onnx import parser
 
 import mlc
 from mlc.errors import InputError, UsageError, ValuesNeededError
-from mlc.frontend.onnx_decisive import decisive_inputs
+from mlc.frontend.onnx_shape_inputs import decisive_inputs
 from mlc.specialising import MOST_KEPT, SpecialisingExecutable
 
 HEADER = '<ir_version: 10, opset_import: ["" : 19]>\n'

@@ -17,13 +17,13 @@ from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.precision.integer import is_signed_product
 from mlc.target import Target
 
-__all__ = ["TurnWeights"]
+__all__ = ["TransposeWeights"]
 
 
-def TurnWeights(target: Target) -> tvm.transform.Pass:
+def TransposeWeights(target: Target) -> tvm.transform.Pass:
     """Module pass: on GPUs ``matmul(x: int8, constant [K, N])`` reads its weight as ``[N, K]``."""
 
-    @tvm.transform.module_pass(opt_level=0, name="TurnWeights")
+    @tvm.transform.module_pass(opt_level=0, name="TransposeWeights")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         found = target.kind == "cuda" and any(_has_constant(each.value) for each in bindings(mod["main"]))
         return _Turner(mod).run() if found else mod

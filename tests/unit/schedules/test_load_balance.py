@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import s_tir, te, tirx
 
-from schedules.balance import idle
+from schedules.load_balance import idle
 
 BATCH = tirx.Var("n", "int64")
 

@@ -16,12 +16,12 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.always import Ranges
 from schedules.analysis import loads, replaced, uses, walk
-from schedules.evened import evened
+from schedules.even_chunks import evened
 from schedules.free import SIZES, variables
 from schedules.machine import cpu_machine
-from schedules.shifted import bound_of, parts_of, shifted
+from schedules.range_conditions import Ranges
+from schedules.shifted_tail import bound_of, parts_of, shifted
 
 __all__ = ["whole_tiles"]
 

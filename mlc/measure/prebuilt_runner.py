@@ -1,4 +1,4 @@
-"""What a worker without a compiler does: it loads the code of candidates that was built elsewhere.
+"""A worker's runner without a compiler: it loads candidates that were built on another machine.
 
 A job's ``func`` is then the text of an :class:`Interface`, and its ``scheduled`` the path of a library.
 """
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from mlc import runtime
-from mlc.measure.bench import Bench
 from mlc.measure.data import Param
 from mlc.measure.gauge import arrays, clock_of
 from mlc.measure.protocol import Message
+from mlc.measure.runner import Runner
 
-__all__ = ["Interface", "LoadingBench"]
+__all__ = ["Interface", "PrebuiltRunner"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def interface(text: str) -> Interface:
     return Interface(params, str(fields["reference"]), str(fields["gauge"]))
 
 
-class LoadingBench(Bench):
+class PrebuiltRunner(Runner):
     """Needs TVM's runtime library and numpy."""
 
     def __init__(self, thread_count: int) -> None:

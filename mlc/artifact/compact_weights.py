@@ -1,13 +1,13 @@
-"""Weights in half the bytes where that loses nothing: float32 in the program, 16 bits in the file.
+"""Lossless storage of float32 weights in 16 bits: half the bytes in the file, float32 when loaded.
 
-A model of 16-bit floats is computed in float32 (:mod:`mlc.graph.precision.widened`), so that its weights are float32
-numbers that 16 bits can hold, wherever nothing was folded into them. Whether a weight is such is seen by its values,
-whatever the model says of itself, and what is restored is the same to the bit. Filters that an algorithm transforms
-are stored before that (:func:`transformed`), which takes a quarter of the numbers as well.
+A float16 or bfloat16 model is computed in float32 (:mod:`mlc.graph.precision.widened`), so its float32 weights are
+exactly representable in 16 bits unless something was folded into them. Whether that is so is decided by a weight's
+values, not by what the model declares, and loading restores every bit. Filters of an algorithm that transforms them
+(Winograd) are stored untransformed (:func:`transformed`), which also saves up to three quarters of the elements.
 
-What is restored lies in one piece of memory (:func:`rooms`), as weights do that a file holds as they are used. Systems
-back large pieces alone with large pages: each weight by itself lay in pages of 4 KiB, and kernels that read them cold
-took 3% to 12% longer.
+Restored weights share one allocation (:func:`buffers`), as do weights that are stored the way they are used. The
+kernel backs only large allocations with huge pages: with one allocation per weight, in pages of 4 KiB, kernels that
+read cold weights took 3% to 12% longer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.graph.algorithms.filters import FILTER, TRANSFORMED, transform_weight
 
-__all__ = ["NARROW", "narrowed", "room", "rooms", "stored_type", "transformed", "transformed_bytes", "widened"]
+__all__ = ["NARROW", "buffer", "buffers", "narrowed", "stored_type", "transformed", "transformed_bytes", "widened"]
 
 #: types that float32 weights may be stored as
 NARROW = ("bfloat16", "float16")
@@ -85,15 +85,15 @@ def transformed(filters: np.ndarray, algorithm: str, result: np.ndarray) -> tupl
     return transform_weight(filters, TRANSFORMED[algorithm], result.view(np.float32)).shape
 
 
-def room(size: int) -> np.ndarray:
+def buffer(size: int) -> np.ndarray:
     """Memory for so many bytes, aligned as compiled code wants it."""
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]
 
 
-def rooms(sizes: Sequence[int]) -> list[np.ndarray]:
+def buffers(sizes: Sequence[int]) -> list[np.ndarray]:
     """Memory for so many bytes each, aligned as compiled code wants it, one after the other in one piece."""
     *starts, end = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
-    memory = room(end)
+    memory = buffer(end)
     return [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]

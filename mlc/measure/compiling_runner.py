@@ -1,5 +1,5 @@
-"""What a worker that compiles does with one task at hand: references and candidates' code, for this machine and, as
-libraries, for others."""
+"""A worker's runner that compiles: reference outputs of a task, and candidates' code, either to run here or as
+libraries for other machines."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tvm import tirx
 from cost_model.nests import read_function
 from mlc.codegen import prepared
 from mlc.graph.task import from_json
-from mlc.measure.bench import Bench, Failure, last_line
 from mlc.measure.data import STYLES, Param, random_arrays
 from mlc.measure.gauge import arrays, clock_of
 from mlc.measure.lowered import arithmetic, compile_hashed, export_hashed
 from mlc.measure.protocol import Message
+from mlc.measure.runner import Failure, Runner, last_line
 from schedules.machine import gpu_machine
 from schedules.registry import all_spaces
 from schedules.space import schedule_with
 from schedules.trace import replay
 
-__all__ = ["Workbench", "params_of"]
+__all__ = ["CompilingRunner", "params_of"]
 
 #: arithmetic operations that a thread of a CPU does in plain loops within a second or so
 _MANY_STEPS = 1e9
 
 
-class Workbench(Bench):
+class CompilingRunner(Runner):
     """The jobs of :mod:`mlc.measure.worker`, each a method from a message to its answer."""
 
     def reference(self, job: Message) -> Message:

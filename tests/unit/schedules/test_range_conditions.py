@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from schedules.always import Ranges
 from schedules.analysis import evaluate
+from schedules.range_conditions import Ranges
 
 rows, heads, at = (tirx.Var(name, "int32") for name in "nmi")
 SIZES = [(rows, 1, 70), (heads, 2, 5)]

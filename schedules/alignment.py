@@ -12,7 +12,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import replaced, walk
 
-__all__ = ["ANYWHERE", "BYTES", "begun_anywhere"]
+__all__ = ["ANYWHERE", "BYTES", "relax_alignment"]
 
 #: the attribute of a function: the numbers of its parameters that a caller of the model may have allocated
 ANYWHERE = "mlc.anywhere"
@@ -20,7 +20,7 @@ ANYWHERE = "mlc.anywhere"
 BYTES = 16
 
 
-def begun_anywhere(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def relax_alignment(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with buffers of :data:`ANYWHERE` that are aligned to :data:`BYTES` alone; the same object where it
     has none."""
     if not (func.attrs and ANYWHERE in func.attrs):

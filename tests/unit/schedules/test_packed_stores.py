@@ -12,8 +12,8 @@ from tvm import te, tirx
 from tvm.script import tirx as T
 
 from mlc.target import resolve
-from schedules.joined import joined_stores
 from schedules.lowering import PIPELINE
+from schedules.packed_stores import joined_stores
 
 #: by lanes: a target whose vectors have so many, and what running its code needs
 TARGETS = {4: ("x86-64-v2", "sse4.2"), 8: ("x86-64-v3", "avx2"), 16: ("x86-64-v4", "avx512bw")}

@@ -14,8 +14,8 @@ from mlc.measure.measurer import MeasureResult
 from mlc.target import resolve
 from mlc.testing.misbehaving import Refuser
 from mlc.tuning import TuneOptions, TuneReport, tune_tasks
+from mlc.tuning.early_abort import FirstResults
 from mlc.tuning.events import Event, Finished
-from mlc.tuning.hopeless import FirstResults
 
 ILLEGAL = MeasureResult(failure="crash", detail="the worker ended with SIGILL")
 WORKED = MeasureResult(times=(1e-3,))
