@@ -311,4 +311,6 @@ def test_sums_of_dequantised_tensors_read_integers() -> None:
     (expected,) = evaluate(mod, x)
     for target in targets_here():
         (compiled,) = mlc.compile(mod, target)(x)
-        assert expected.std() > 0 and np.abs(compiled.astype(int) - expected).max() <= 1
+        # each side may be rounded to the next of its steps, which are two of the sum's
+        off = np.abs(compiled.astype(int) - expected)
+        assert expected.std() > 0 and off.max() <= 2 and (off > 1).mean() < 1e-2
