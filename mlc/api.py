@@ -1,4 +1,4 @@
-"""The Python face: compile a model, tune it, load what was compiled."""
+"""The public functions: :func:`compile` a model, :func:`tune` it, and :func:`load` what was compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured on this machine: a small file with the user's data, which ``mlc doctor --calibrate`` writes.
+"""The calibration of this machine: a small file with the user's data, written by ``mlc doctor --calibrate``.
 
 It holds the figures of :data:`schedules.machine.FACTS`, and only the target ``native`` reads it: they join the cache
 sizes in the target's text. A task's key leaves that text out, so records mean the same with and without. Figures are

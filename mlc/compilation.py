@@ -1,4 +1,4 @@
-"""A model on its way to a target: imported once, then lowered, tuned and built as often as one likes.
+"""A model being compiled for a target: it is imported once, and can be lowered, tuned and built any number of times.
 
 :mod:`mlc.api` is one call of it; benchmarks and the tools that make shipped logs ask for what lies in between.
 """

@@ -1,4 +1,4 @@
-"""The CPU that this machine shows: its name for LLVM's scheduling model, and the instructions that may be used.
+"""The CPU that this machine reports: its LLVM name, and the instructions that may be used.
 
 LLVM names a CPU by its family and takes all that the family has. A virtual machine may hide a part of that (AVX-512 of
 a Zen 4, AMX of a Xeon), and code that uses what is hidden dies by an illegal instruction; or it gives the number of

@@ -1,4 +1,4 @@
-"""What a compilation may do, as one value that every pass, search and tuning run is handed whole."""
+"""Compile options, as one value that is passed to every pass, search and tuning run."""
 
 from __future__ import annotations
 

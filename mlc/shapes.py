@@ -1,4 +1,4 @@
-"""Sizes that a compiled model leaves free: ranges, free dimensions, and how both are written.
+"""Free (dynamic) dimensions and their ranges, and the notation for both.
 
 A shape is written ``1..32,3,224,224``; in Python also ``((1, 32), 3, 224, 224)`` or with :class:`Range` and text for
 single sizes. A static size is a range of one.

@@ -1,4 +1,4 @@
-"""Sizes that are expressions of free dimensions, for code that was written for numbers.
+"""Sizes that are expressions in free dimensions, and that behave like numbers for code that was written for numbers.
 
 A :class:`Size` adds, multiplies and divides as numbers do. What it is compared with is decided for all sizes that the
 free dimensions' ranges admit: ``==`` holds only where both are always equal, and an order that some sizes fulfil and

@@ -1,4 +1,4 @@
-"""Models of which an input decides shapes: code is made for each of its values, when they first come.
+"""Executables for models with shape inputs: code is compiled for each combination of their values, at the first call.
 
 So do sequences and optionals, by how many tensors they hold, of which shapes.
 """

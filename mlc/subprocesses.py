@@ -1,4 +1,4 @@
-"""Python processes of ours: how they are started so that they import what this one would, and no more.
+"""How mlc starts Python subprocesses: with the same import path as this process, and without PyTorch.
 
 ``python -m`` puts the current folder before everything else, where a stray ``tvm.py`` or ``resource.py`` of the user's
 would be imported instead of the real one.

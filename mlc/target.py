@@ -1,4 +1,4 @@
-"""The one place where a friendly target name becomes a TVM target.
+"""Target resolution: the only place where a target name becomes a TVM target.
 
 ``native``                      this machine's CPU with all the features that it shows
 ``llvm``                        a generic CPU of this machine's architecture

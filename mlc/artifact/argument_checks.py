@@ -1,4 +1,4 @@
-"""Whether what a compiled model hands to its functions is what they were compiled for, found out before it runs.
+"""Checks at build time that the calls of a compiled model fit its functions, so that these need not check at run time.
 
 TVM has each function check its arguments each time that it is called: two dozen conditions with a message each, which
 are a sixth of the time that code generation takes and more than half of the machine code of a model of small functions.

@@ -1,4 +1,4 @@
-"""The artifact: one file that holds code, weights and everything that must be known to run them.
+"""The artifact's file format: code, weights and metadata in one file, written and read back with checksums.
 
 ::
 

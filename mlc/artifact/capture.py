@@ -1,4 +1,4 @@
-"""A model's kernels as one CUDA graph: what starting them one by one costs is then paid once.
+"""A model's kernels captured as one CUDA graph, so that launch overhead is paid only once per call.
 
 A graph holds addresses. All that :data:`INTO <mlc.artifact.memory.INTO>` touches therefore stays where it is: its
 caller gives it the same inputs, outputs and weights in each call (:class:`mlc.artifact.devices.CudaDevice` keeps them),

@@ -1,4 +1,4 @@
-"""Other schedules for the functions that fail in code generation: one of them must not cost the whole model.
+"""Fallback schedules for functions that fail in code generation, so that one of them does not fail the whole model.
 
 A module is compiled as a whole, so functions are compiled one by one only after that has failed. Each one that does not
 compile alone goes through the next seeds of its space, then the fallback's, then its loops as they stand.

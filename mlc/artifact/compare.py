@@ -1,4 +1,4 @@
-"""Lowered modules built and timed in turn, as wholes."""
+"""Builds several lowered modules and times them interleaved, as whole models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an optimised module to an executable: apply the log, plan, emit."""
+"""From a lowered module to an executable: apply the log's schedules, plan memory, generate code."""
 
 from __future__ import annotations
 

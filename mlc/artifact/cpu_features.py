@@ -1,4 +1,4 @@
-"""What compiled code needs of a machine, and what this one has."""
+"""CPU features: the instruction-set extensions that compiled code needs, and those that this machine has."""
 
 from __future__ import annotations
 

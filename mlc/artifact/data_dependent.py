@@ -1,4 +1,4 @@
-"""Outputs of as many rows as the numbers say: compiled code makes as many as there may be, and says how many there are.
+"""Outputs of data-dependent length: compiled code returns them at their maximum length beside the actual length.
 
 Behind the last one stands anything; a caller sees what is before it.
 """

@@ -1,4 +1,4 @@
-"""Where compiled code runs: this machine's CPU or its NVIDIA GPU, and how tensors get there and back."""
+"""The device that compiled code runs on, this machine's CPU or its NVIDIA GPU, and transfers to and from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduled functions and the calls between them become a shared library."""
+"""Links scheduled functions and the calls between them into a shared library."""
 
 from __future__ import annotations
 

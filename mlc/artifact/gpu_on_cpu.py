@@ -1,4 +1,5 @@
-"""A GPU's graph on this machine's CPU: what a precision costs in exactness, where no GPU is there to say.
+"""Runs a graph lowered for a GPU on this machine's CPU with the GPU's rounding, to measure the error of a precision
+without a GPU.
 
 The tensor functions are those that were lowered for the GPU, laid out by the CPU's spaces. What is stored in 16 bits is
 so here too, and sums of products are float32 on both; where a kernel rounds operands to tf32 as it fetches them, the

@@ -1,5 +1,5 @@
-"""Arrays that a caller gives, checked and handed to compiled code: inputs without a copy where that can be, outputs
-always. What runs on a GPU takes tensors of the first GPU too (``gpu``)."""
+"""Checks the arrays that a caller passes and hands them to compiled code: inputs without a copy where possible, outputs
+always. On GPUs, tensors of the first GPU are taken as well."""
 
 from __future__ import annotations
 

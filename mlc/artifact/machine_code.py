@@ -1,4 +1,4 @@
-"""Machine code of a model's tensor functions.
+"""Compiles a model's tensor functions with LLVM, on all cores.
 
 LLVM takes half of the time that a build does, and TVM hands it a whole model as one module, which one core compiles.
 Here the functions are dealt to a module for each of several threads, which TVM lets go on beside each other, and the

@@ -1,4 +1,4 @@
-"""Tensors that are views of others: the parts of a concatenation that needs no copy, slices in one piece, results.
+"""Memory planning of views: parts of a concatenation that needs no copy, contiguous slices, results.
 
 After :func:`mlc.graph.lowering.concat.PlaceConcats`, each part of a concatenation left in ``main`` is made by a kernel,
 and is part of nothing else. After :func:`mlc.graph.lowering.slices.PlaceSlices`, each slice left there is contiguous.

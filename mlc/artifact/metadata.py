@@ -1,4 +1,4 @@
-"""The metadata of an artifact, taken for hostile: its checksum says that it was written so, not that it makes sense.
+"""Validation of an artifact's metadata, which is untrusted input: its checksum only says that it is as it was written.
 
 Every function here raises ``ValueError`` with what must hold and what came.
 """

@@ -1,4 +1,4 @@
-"""Into which parts a range of sizes is cut: each gets a schedule of its own where another one suits it.
+"""How a range of sizes is divided into pieces, each with its own schedule where that is worth it.
 
 One schedule serves sizes from a small part of the usual one upwards: chunks end with the last row, and register tiles
 that are not full cost what full ones do. Sizes far below have less than one tile, or too little work to wake the

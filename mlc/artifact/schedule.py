@@ -1,4 +1,4 @@
-"""Every tensor function gets its schedule: the log's best trace, else one that ships, else its space's first seed."""
+"""Schedules every tensor function: the log's best trace, else a shipped one, else the first seed of its space."""
 
 from __future__ import annotations
 

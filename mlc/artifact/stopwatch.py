@@ -1,4 +1,4 @@
-"""Times each call that the virtual machine makes, from the inside."""
+"""Times each call that the virtual machine makes, through its instrumentation hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights leave the program: constants of ``main`` become parameters after its inputs.
+"""Lifts weights out of the program: constants of ``main`` become parameters after its inputs.
 
 Constants inside TVM's executable are copied into an object file, linked, and copied again at every load: for 550 MB
 that took 11 s and 2.2 GB to build and 0.9 s and 2.2 GB to load. As parameters they are written once and read into

@@ -1,4 +1,4 @@
-"""The parent's end of a worker: start it, ask it, and know why it died."""
+"""The parent's side of an engine's worker process: start it, send it requests, and find out why it died."""
 
 from __future__ import annotations
 

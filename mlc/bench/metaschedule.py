@@ -1,4 +1,4 @@
-"""Raw MetaSchedule with a budget in seconds, in a process that is ended when the budget is.
+"""TVM's MetaSchedule with a time budget, in a process that is killed when the budget is used up.
 
 MetaSchedule counts trials only, and it cannot be interrupted inside a batch; its database is on disk, so what it found
 by then counts. Run as ``python -m mlc.bench.metaschedule FOLDER TARGET``: reads ``FOLDER/module.json``, prints

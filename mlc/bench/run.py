@@ -1,4 +1,4 @@
-"""Time engines in turn, round after round, so that a slow minute of the machine falls on all of them alike."""
+"""Times engines round-robin, so that a slow phase of the machine affects all of them alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mlc compile``: a model and what the log knows of it become one file that runs on TVM's small runtime."""
+"""``mlc compile``: builds a model, with the log's best schedules, into one file that runs on TVM's runtime."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ __all__ = ["COMMAND"]
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("--target", default="native", metavar="T[,T...]",
-                        help="what to build for; `mlc targets` lists the names; one file for several, as "
-                             "cuda:sm_80,cuda:sm_90a, picks when it is loaded (default: native, this CPU)")
+                        help="what to build for; `mlc targets` lists the names. For several, as "
+                             "cuda:sm_80,cuda:sm_90a, one file is written, and the best is picked when it is loaded "
+                             "(default: native, this CPU)")
     options.add_log(parser)
     options.add_shape(parser)
     options.add_value(parser)
@@ -41,9 +42,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
                         help="the artifact (default: the model's name, in this folder)")
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="write an HTML report of every function into this folder")
+                        help="write an HTML report on every function to this folder")
     parser.add_argument("--explain", type=Path, metavar="DIR",
-                        help="say which substitutions were made and why, and draw the graph before and after here")
+                        help="write to this folder which substitutions were made and why, with drawings of the graph "
+                             "before and after")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:

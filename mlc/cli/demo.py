@@ -1,4 +1,4 @@
-"""``make demo``: a real network from import to comparison, told step by step (``python -m mlc.cli.demo``).
+"""``make demo``: tunes, compiles and compares a network, step by step (``python -m mlc.cli.demo``).
 
 SqueezeNet with seeded random weights is compiled untuned, tuned for a while, compiled again, checked against
 onnxruntime and timed side by side with it and with OpenVINO.

@@ -1,4 +1,4 @@
-"""MODEL on the command line: a file, or the name of a built-in network."""
+"""The argument MODEL: a file, or the name of a built-in network."""
 
 from __future__ import annotations
 

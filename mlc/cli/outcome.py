@@ -1,4 +1,4 @@
-"""What a command is, and what it hands back: a document for scripts and a view of it for people."""
+"""A command and its outcome: a JSON document for scripts and a view of it for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``mlc doctor`` looks at. Every probe returns findings and never raises: a broken part is a finding."""
+"""The checks of ``mlc doctor``. A check returns findings and never raises: a broken part is a finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How TVM is asked for machine code: in one way, for the candidates that are timed and for what ships."""
+"""Code generation through TVM, in the same way for the candidates that are timed and for what is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine code for NVIDIA GPUs, on any machine that has ``nvcc``, with or without a GPU.
+"""Machine code for NVIDIA GPUs with ``nvcc``, with or without a GPU in the machine.
 
 TVM's CUDA runtime library turns generated source into a module, and asks a callback to compile it. Three things keep
 that from doing the right thing on a machine without a GPU, and this file sees to each:

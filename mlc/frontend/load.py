@@ -1,4 +1,4 @@
-"""The one way in: whatever holds a model becomes an :class:`ImportedModel`."""
+"""The single entry point of the importers: whatever holds a model becomes an :class:`ImportedModel`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows over images of free size: as many elements around these as the windows need, which each call computes.
+"""``auto_pad`` and ``ceil_mode`` of convolutions and poolings on images of free size: the padding depends on the call.
 
 TVM counts those of ``auto_pad`` in Python, where a size must be a number; and with ``ceil_mode`` its shapes have a
 window that is there for some sizes only, whose bounds it cannot derive.

@@ -1,4 +1,4 @@
-"""Sequences and optionals among a model's inputs and outputs: tensors one by one, as many as a form says.
+"""Sequences and optionals among a model's inputs and outputs, replaced by the tensors that they hold in a call.
 
 An input ``x`` that holds tensors becomes inputs ``x/0, x/1, …`` and a node that puts them together, of which nothing is
 left (:mod:`mlc.frontend.onnx_sequences`); an output becomes outputs of such names. How many there are must be known

@@ -1,4 +1,4 @@
-"""Our own converters where TVM's are unsafe or make slow code. Each takes Relax expressions and returns one.
+"""mlc's own ONNX converters, where TVM's are wrong or produce slow code. Each takes Relax expressions and returns one.
 
 A node with several outputs gives a tuple of them, in their order, whether all are used or not. A converter returns
 ``None`` where the node is not its case; TVM's is used then.

@@ -1,4 +1,4 @@
-"""Standard operators, or uses of them, that TVM does not convert, made of those that it does."""
+"""Standard operators, or uses of them, that TVM does not convert, composed of operators that it does convert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free dimensions of a model's inputs that its nodes need to be one, or a number, or not too small.
+"""Free dimensions of a model's inputs that its nodes require to be equal, to be a certain number, or not too small.
 
 What :mod:`mlc.frontend.onnx_size_constraints` found is written into the inputs before the graph is folded anew.
 """

@@ -1,4 +1,4 @@
-"""Axes along which there are as many as the numbers of a call say, from the operator that counts to the outputs.
+"""Axes of data-dependent length, followed from the operator that counts their elements to the model's outputs.
 
 Such a tensor has the size that it may have at most, and another one holds the number (:class:`Rows`). What works on
 each place of the axis by itself is computed for all of them; a compiled model cuts its outputs off. What would mix

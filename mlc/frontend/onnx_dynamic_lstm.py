@@ -1,4 +1,4 @@
-"""onnxruntime's ``DynamicQuantizeLSTM``: products of integers at every step, of states quantised by their range.
+"""onnxruntime's ``DynamicQuantizeLSTM``: integer products at every step, of states that are quantised by their range.
 
 The input is quantised as a whole, and so is the hidden state of a batch at each step, as onnxruntime does on one
 thread; on several it may take the range of each thread's rows. The steps are written out one after the other.

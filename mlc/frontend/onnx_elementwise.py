@@ -1,4 +1,4 @@
-"""Our own converters of elementwise operators; :mod:`mlc.frontend.onnx_converters` says what a converter is."""
+"""mlc's own converters of elementwise operators; :mod:`mlc.frontend.onnx_converters` explains what a converter is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Operators that are made of standard ones in the ONNX graph, so that shapes are inferred and constants folded there.
+"""Operators that are expanded to standard ones within the ONNX graph, so that shape inference and constant folding see
+these.
 
 A quantised operator (``QLinearConv`` and its like, and those that onnxruntime's quantiser writes) becomes the operator
 in float32 between ``DequantizeLinear`` and ``QuantizeLinear``: one language for all quantised models. Its result is

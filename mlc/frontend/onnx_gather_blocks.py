@@ -1,4 +1,4 @@
-"""onnxruntime's ``GatherBlockQuantized``: rows of a table of integers that have a scale for each block."""
+"""onnxruntime's ``GatherBlockQuantized``: rows of a table of integers with one scale per block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onnxruntime's mixtures of experts, ``com.microsoft`` MoE and QMoE: rows in groups, each of an expert.
+"""onnxruntime's mixtures of experts, ``com.microsoft`` MoE and QMoE: rows are grouped by expert.
 
 Each token goes to ``k`` experts. Its rows are sorted by expert, so that two grouped products
 (:mod:`mlc.frontend.onnx_grouped`) read the weights of those alone that some token chose, and are put back in order.

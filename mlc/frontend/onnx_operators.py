@@ -1,4 +1,4 @@
-"""Which ONNX operators can be imported, and which of the others have a definition that can be inlined instead."""
+"""Which ONNX operators can be imported, and which others have a definition that can be inlined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX to Relax: our converters and TVM's, driven node by node so that an error names the node."""
+"""ONNX to Relax: mlc's converters and TVM's, driven node by node so that an error names the node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ONNX ``Resize``: one image operator where its scale is that of the sizes, else axis by axis: rows taken, or a product
-with the constant matrix that an interpolation along an axis is.
+"""ONNX ``Resize``: one image operator where its scale is the ratio of the sizes; otherwise axis by axis, as a gather of
+rows or as a product with the constant matrix of the interpolation.
 
 TVM's converter reads the scale off the sizes, which ``floor(size * scale)`` seldom has (7 pixels times 1.5 are 10), and
 passes over the scales of batches and channels, ``axes``, ``antialias`` and ``keep_aspect_ratio_policy``.

@@ -1,4 +1,4 @@
-"""ONNX ``RoiAlign`` as one function: regions of images, cut into bins of which each takes some samples.
+"""ONNX ``RoiAlign`` as one tensor function: regions of images, cut into bins, with several samples per bin.
 
 TVM's operator scales a half pixel with the region, takes the largest sample where ONNX takes the largest of what a
 sample is made of, and has no schedule where the number of samples follows from a region's size.

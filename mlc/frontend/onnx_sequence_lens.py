@@ -1,4 +1,4 @@
-"""Recurrent layers over sequences of several lengths (``sequence_lens``), made of layers over all steps.
+"""Recurrent layers over sequences of different lengths (``sequence_lens``), composed of layers over all steps.
 
 What a layer gives for a step does not depend on later ones, so that a sequence may go on behind its end: its results
 there are set to 0, and its last state is the one at its last step. Backwards, each sequence is turned round before and

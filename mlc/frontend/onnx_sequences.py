@@ -1,4 +1,4 @@
-"""Sequences and optionals whose lengths are known: lists of names while a graph is read, of which nothing is left.
+"""Sequences and optionals of known length inside a graph: they become lists of tensor names while the graph is read.
 
 What makes them stays a node until nobody reads it; what takes tensors out of them becomes nodes of these tensors.
 """

@@ -1,4 +1,4 @@
-"""Inputs whose numbers decide shapes, such as the sizes of a ``Reshape`` or the axes of a ``ReduceSum``.
+"""Shape inputs: inputs whose values decide shapes, such as the sizes of a ``Reshape`` or the axes of a ``ReduceSum``.
 
 Code is made for shapes, so these inputs must be known when a model is compiled; they become constants of it.
 """

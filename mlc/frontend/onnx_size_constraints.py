@@ -1,4 +1,4 @@
-"""What nodes need of free sizes: to be equal where models name them differently, and not to be too small.
+"""Constraints of nodes on free sizes: sizes that models name differently must be equal, or must not be too small.
 
 TVM takes the depth of a product from one operand and reads the other as far: with two free sizes that a call may give
 different numbers, it would read what is not there. Here a node says which sizes must agree. Two free dimensions that

@@ -1,4 +1,4 @@
-"""A task: one fused tensor function, the target it is built for, and how often the model runs it.
+"""A task: one fused tensor function, the target it is built for, and how often the model calls it.
 
 Two notions of being equal are kept apart. Functions of an equal *key* are scheduled alike: they differ at most in the
 numbers that elements are computed with (:mod:`mlc.graph.ir.immediates`), so that one is tuned for all. Functions of an

@@ -1,4 +1,4 @@
-"""Which tensor functions a module calls: what there is to tune."""
+"""The tasks of a lowered module: which tensor functions it calls, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs file: TOML that names models, targets, budgets and priorities. What is wrong in it is named with its line.
+"""Parses and validates a jobs file: TOML with models, targets, budgets and priorities. Errors name the line.
 
 ::
 

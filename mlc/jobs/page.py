@@ -1,4 +1,4 @@
-"""What jobs have brought: one table, and one HTML page with it, how tuning went, and who measured."""
+"""The results of jobs: a table, and an HTML page with it, the tuning curves, and the devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs run one target after the other; those whose devices are missing wait for the others, or are left out.
+"""Runs jobs, one target after another; targets whose devices are missing are postponed or skipped.
 
 What each target has brought is written beside the page as soon as it is known, so that an interrupted run goes on where
 it was: a target that is done is not begun again, and one that is not goes on with its budget, from what its log has.

@@ -1,4 +1,4 @@
-"""A record as text and back. Nothing that is read is ever executed, and nothing of the wrong type is let in."""
+"""Records as text and back. Nothing that is read is executed, and values of a wrong type are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which graph of a model a tuning run decided for: one small JSON text for each model and target in the log's state."""
+"""Which graph of a model a tuning run decided for: a small JSON text per model and target in the log's state."""
 
 from __future__ import annotations
 

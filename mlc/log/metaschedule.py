@@ -1,4 +1,4 @@
-"""Our log as the JSON database of TVM's MetaSchedule and back, so that what one has tuned speeds up the other.
+"""Conversion between mlc's log and the JSON database of TVM's MetaSchedule.
 
 What carries over: schedules of functions that both graphs contain, with their measured times. Plain TVM looks a
 function up as its own passes leave it, with 64-bit indices and an operator pattern among its attributes, while our

@@ -1,4 +1,4 @@
-"""A log without what no longer matters: of each task the best records, and a sample of the others to learn from."""
+"""Prunes a log to the best records of each task and a sample of the others to train on."""
 
 from __future__ import annotations
 

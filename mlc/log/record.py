@@ -1,4 +1,4 @@
-"""One fact in the tuning log."""
+"""A record: one measured (or failed, or untimed) candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tuning log: append-only facts in one SQLite file that several processes may write at once."""
+"""The tuning log as one SQLite file that several processes may append to at the same time."""
 
 from __future__ import annotations
 

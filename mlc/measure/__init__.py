@@ -1,4 +1,5 @@
-"""Build, run and time candidates, here or on a fleet, somewhere that may crash, hang or lie."""
+"""Builds, runs and times candidates, on this machine or on a fleet, in processes that may crash, hang or return
+garbage."""
 
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Executor, Job

@@ -1,4 +1,5 @@
-"""The device's side of RPC: code that was built elsewhere is kept in files, checked and timed by a local measurer.
+"""The device's side of RPC: stores code that was built elsewhere in files, and checks and times it with a local
+measurer.
 
 Needs numpy and TVM's runtime library alone. What a job needs is sent once, under the digest of its bytes, and kept as
 long as there is room.

@@ -1,4 +1,4 @@
-"""Measures what a machine is: its clock, its units, its caches and memory, and what a parallel loop costs to start.
+"""Measures this machine: clock rate, execution units, caches, memory, and the cost of starting a parallel loop.
 
 A few tiny kernels, each timed for some tens of milliseconds: chains of dependent instructions, independent ones, sums
 over buffers of the size of each cache. What a core has for itself, its clock, units and first two caches, one thread

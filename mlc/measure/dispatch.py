@@ -1,4 +1,4 @@
-"""One way from batches of candidates to their results, whatever runs them: submit, wait, submit again what is lost."""
+"""Submits batches of candidates to any executor, collects the results, and resubmits what was lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What builds and runs candidates: :class:`mlc.measure.local_executor.LocalExecutor` on this machine,
-:class:`mlc.measure.fleet.Fleet` on many.
+"""The interface of executors: :class:`mlc.measure.local_executor.LocalExecutor` for this machine,
+:class:`mlc.measure.fleet.Fleet` for many.
 
 An executor takes jobs and gives answers, in whatever order they come. It may lose a job with the device that had it,
 and answer one twice: :class:`mlc.measure.dispatch.Dispatcher` submits again what is lost and takes each answer once.

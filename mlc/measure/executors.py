@@ -1,4 +1,4 @@
-"""Executors by the names that users give them: ``local``, ``ray[://HOST:PORT[/CLASS]]``, ``rpc://HOST:PORT/KEY``."""
+"""Executors by name: ``local``, ``ray[://HOST:PORT[/CLASS]]``, ``rpc://HOST:PORT/KEY``."""
 
 from __future__ import annotations
 

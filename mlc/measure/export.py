@@ -1,4 +1,4 @@
-"""Candidates built on this machine for devices that cannot: libraries, and what is needed to check and time them.
+"""Candidates built here for devices without a compiler: libraries, and what is needed to check and time them.
 
 Reference outputs are computed here, from the unscheduled function built for this machine's own CPU, so that what a
 device computes is compared with what another one has.

@@ -1,4 +1,4 @@
-"""Many devices as one executor, whatever reaches them: a queue, a job on each device, and an eye on all of them.
+"""Many devices as one executor, however they are reached: a queue, one job per device, and supervision.
 
 Devices take jobs as they become idle, so that a slow one does less and holds nobody up. What is under way on a device
 that is gone goes to another. Devices of a fleet are of one machine class: their times stand beside each other in the

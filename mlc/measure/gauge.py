@@ -1,4 +1,4 @@
-"""Whether the machine is as fast as it can be at this moment: a fixed piece of arithmetic, timed on every thread.
+"""Detects when the machine is slowed down (throttling, other load): a fixed computation, timed on every thread.
 
 On a machine that is shared (a virtual one, or a desktop at work) everything takes twice as long for seconds at a time:
 a core is taken away, or the other thread of a core is at work. Repeats of one candidate all fall into the same phase

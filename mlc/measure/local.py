@@ -1,4 +1,4 @@
-"""Measures candidates on this machine with worker processes that live on from batch to batch.
+"""Measures candidates on this machine, in worker processes that stay alive between batches.
 
 A batch has two phases. First every worker builds its share, all at once, since compiling is what costs. Then the
 candidates run one after the other, each in the worker that built it, while the other workers sleep, so that nothing

@@ -1,4 +1,4 @@
-"""What a scheduled function becomes before machines differ: the code by which equal candidates are known.
+"""The canonical lowered code of a candidate, before it is specialised to a machine; identifies equal candidates.
 
 Schedules that differ in a decision which lowering makes nothing of (a tile as large as its loop, an unrolling that
 simplifies away) lower to equal code. The hash is taken behind the last pass that host and device code share. Workers

@@ -1,4 +1,4 @@
-"""The contract of every executor: requests in, one result for each, in the same order, whatever happens."""
+"""The contract of every executor: one result per request, in the same order, whatever fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few worker processes, and the loop that keeps them busy and replaces the ones that die."""
+"""A pool of worker processes: keeps them busy and replaces those that die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: started, spoken to, and buried."""
+"""One worker process as its parent sees it: starting it, exchanging messages, ending it."""
 
 from __future__ import annotations
 

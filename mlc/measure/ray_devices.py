@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as devices: one actor on each node that provides the machine class.
+"""Nodes of a Ray cluster as devices: one actor on each node that provides the machine class.
 
 ``mlc worker --class NAME`` makes a node provide the resource ``mlc-NAME``, of which an actor takes all, so that two
 sessions never measure on one node. Ray reaches its nodes by gRPC and unpickles what comes, so clusters that mlc starts

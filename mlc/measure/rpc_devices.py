@@ -1,4 +1,4 @@
-"""Devices behind TVM's RPC tracker: a thread speaks with each, since a call lasts as long as its job.
+"""Devices behind TVM's RPC tracker, one thread each, since an RPC call blocks until its job is done.
 
 Devices need no compiler: candidates are built here, while others are measured, and sent as libraries.
 """

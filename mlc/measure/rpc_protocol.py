@@ -1,4 +1,4 @@
-"""What both sides of TVM's RPC share: addresses, words with the tracker, and the proof of knowing the token."""
+"""What both sides of TVM's RPC share: addresses, tracker messages, and the authentication by token."""
 
 from __future__ import annotations
 

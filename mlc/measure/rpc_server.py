@@ -1,4 +1,4 @@
-"""The device's side of TVM's RPC: registers with a tracker and serves one authenticated session at a time.
+"""The device's RPC server: registers with a tracker and serves one authenticated session at a time.
 
 TVM's own server lets in whoever the tracker has sent, and the tracker sends anyone. Here the tracker hands out a nonce
 instead of the key, fresh for each session, and who connects must show its HMAC with the token (:func:`proof`): who does

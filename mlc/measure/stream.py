@@ -1,4 +1,4 @@
-"""Candidates that come one by one: every free worker builds the next, while one at a time runs.
+"""Streaming measurement: free workers build the next candidates while one at a time is run.
 
 For devices whose times compiling on the same machine does not disturb, as GPUs, and of whose kernels each takes seconds
 to build and a fraction of one to time: nobody waits there until the slowest of a batch is built.

@@ -1,4 +1,4 @@
-"""Warm-up, repeats, and when to stop: how often a candidate is timed, for every kind of worker.
+"""Warm-up, repetitions and stopping rule of a timing, the same for every kind of worker.
 
 A repeat is the mean of as many calls as take ``min_repeat_seconds``. Whoever is clearly slower than the best of its
 task after the first call, or after the first repeat, gets no more: most candidates of a search are, and what matters

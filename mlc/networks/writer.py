@@ -1,4 +1,4 @@
-"""Writing an ONNX graph node by node, with seeded random weights."""
+"""A helper to write ONNX graphs node by node, with seeded random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What substitutions did to a model: which rules fired, what was gained, and the graph before and after."""
+"""Report on substitutions: which rules were applied, what was gained, and the graph before and after."""
 
 from __future__ import annotations
 

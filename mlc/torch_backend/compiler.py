@@ -1,4 +1,4 @@
-"""Graphs that Dynamo captures become functional ones, programs of :func:`torch.export`, and executables."""
+"""From a graph that Dynamo captured to an executable: functionalise, export with :func:`torch.export`, compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that Dynamo leaves free: where they stand, and how far one artifact serves them."""
+"""Dynamic sizes of Dynamo: where they occur in a graph's inputs, and which ranges one artifact serves."""
 
 from __future__ import annotations
 

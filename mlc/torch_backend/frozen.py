@@ -1,4 +1,4 @@
-"""A captured graph as ``torch.export`` takes it: weights and numbers inside, operators that it keeps."""
+"""A captured graph as ``torch.export`` takes it: with weights and numbers as constants, and operators kept whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers whose elements an artifact holds, and what tells that they have changed since."""
+"""Parameters and buffers that are constants of an artifact, and the detection of changes to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to compute a convolution in blocked layouts, and which of them there are.
+"""The algorithms for a convolution in blocked layouts: what an algorithm must define, and the list of them.
 
 A module of this package that holds an :class:`Algorithm` names it in ``ALGORITHMS`` and is found by that alone: layouts
 price a convolution by the fastest algorithm, :mod:`mlc.graph.lowering.select` offers each of them where the epilogue is

@@ -1,4 +1,4 @@
-"""Which of the model's nodes each call of a lowered module does the work of.
+"""Which of the model's nodes each call of a lowered module computes.
 
 Nodes are known by the names of variables (:mod:`mlc.frontend.origins`). A call does the work of the node that its
 variable is named after, and of those nodes before it whose variables are gone: a rewrite has merged them into it. What

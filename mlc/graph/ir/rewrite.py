@@ -1,4 +1,4 @@
-"""The small engine under every simplification: rules by operator name, applied to ``main`` until none fires.
+"""The rewrite engine of the simplifications: rules by operator name, applied to ``main`` until none fires.
 
 A rule looks at one expression whose arguments are final already and returns what to put in its place, or None::
 

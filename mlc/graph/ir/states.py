@@ -1,4 +1,4 @@
-"""What a model remembers from call to call: memory of the caller's that compiled code adds to in place.
+"""The state of a model (such as a key-value cache): memory of the caller that compiled code appends to in place.
 
 A language model takes the keys and values of former tokens and gives back these and the new ones behind them. Copied,
 that costs as much as it is long. Here its tensor is ``[rows, batch, heads, size]`` with the rows outermost, so that

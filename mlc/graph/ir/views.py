@@ -1,4 +1,4 @@
-"""Tensors as indices of what they are slices, reshapes, transposes and multiples of."""
+"""Views: tensors as index expressions into what they are slices, reshapes, transposes and multiples of."""
 
 from __future__ import annotations
 

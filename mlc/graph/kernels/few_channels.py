@@ -1,4 +1,4 @@
-"""Convolutions of images of few channels, as the first layers of networks are, for tensor cores.
+"""Convolutions of images with few channels (the first layer of a network), for tensor cores.
 
 Pixels have four channels each, zeros around the image included, so that a line of a window is one piece of a product's
 sum: of 7 pixels of 3 channels 32 numbers, of which the weight has zeros for the eighth pixel and the fourth channels.

@@ -1,4 +1,4 @@
-"""A recurrent layer over all its steps as one function.
+"""A recurrent layer, over all of its steps, as one tensor function.
 
 The inputs' part of the gates comes as one tensor for all steps; what is left of a step is the product of the state
 with the recurrent weights and the cell. The function holds, for each direction and each part of the batch, a loop over

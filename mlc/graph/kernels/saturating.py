@@ -1,4 +1,5 @@
-"""Products of 8-bit integers by an instruction whose pairs of products saturate, and exact nevertheless.
+"""Exact 8-bit integer products by an instruction whose pairwise sums saturate (``pmaddubsw``): weights are split so
+that none does.
 
 ``pmaddubsw`` multiplies bytes at 1.4 times the rate of ``pmaddwd``, but the sum of two products ends at 16 bits, which
 it leaves where two weights of one sign add up to more than 128. So a weight becomes a sum of two: one without such

@@ -1,4 +1,5 @@
-"""Products of float32 with weights of 2, 4 or 8 bits, made float32 in registers, and the packing of such weights.
+"""Float32 activations times weights of 2, 4 or 8 bits that become float32 in registers, and the packing of such
+weights.
 
 A weight is ``(integer - zero) * scale`` with a scale, and where it is not zero a zero point, for each column and each
 block of rows. So a block's part of a sum is ``scale * (sum(x * integer) - zero * sum(x))``: scales and zero points are

@@ -1,4 +1,4 @@
-"""Which layout each value of a graph is kept in: a choice for the whole graph, by integer programming.
+"""The choice of a layout for each value of a graph, for the whole graph at once, by integer programming.
 
 Every operator has alternatives, each with the layouts that it reads, the one that it makes and its price; a value may
 be converted to further layouts, at a price that is paid once. The cheapest consistent choice is a small integer

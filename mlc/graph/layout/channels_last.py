@@ -1,4 +1,4 @@
-"""Channels last for convolutions on tensor cores.
+"""Channels-last layout for convolutions on tensor cores.
 
 A GPU's kernel copies 16 bytes of an image at a time, which are neighbours of a product's sum where the channels of a
 pixel lie together. An image is then one block of all its channels, ``[N, 1, H, W, C]``, padded with zeros to whole

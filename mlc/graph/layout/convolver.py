@@ -1,4 +1,4 @@
-"""Convolutions in blocked layouts: the kernel that computes each, and its weight as that kernel reads it."""
+"""Builds convolutions in blocked layouts: the kernel of each, and its weight as that kernel reads it."""
 
 from __future__ import annotations
 

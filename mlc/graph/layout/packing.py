@@ -1,4 +1,4 @@
-"""Weights of matrix products, rearranged at build time into the panels that the GEMM schedule reads."""
+"""Weights of matrix products, packed at build time into the panels that the GEMM schedule reads."""
 
 from __future__ import annotations
 

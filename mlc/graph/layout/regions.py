@@ -1,4 +1,4 @@
-"""The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
+"""The layouts that each operator supports and their costs: which regions of a graph may be blocked, and how.
 
 :meth:`Planner.choose` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
 spread along operators that keep the channels; a convolution may read one blocking and write another. One block of all

@@ -1,4 +1,4 @@
-"""Weights of products of int8 on GPUs, laid out by columns at build time.
+"""Weights of int8 products on GPUs, transposed at build time.
 
 Both operands of ``mma.sync`` run along the products of a sum, and ``ldmatrix``, which turns elements of 16 bits on the
 way, does not turn bytes: of a weight ``[K, N]`` a copy to shared memory would take one byte.

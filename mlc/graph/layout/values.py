@@ -1,4 +1,4 @@
-"""The values of a graph in the layouts that somebody asked for, each conversion made once."""
+"""The values of a graph in the layouts that operators request, each conversion made only once."""
 
 from __future__ import annotations
 

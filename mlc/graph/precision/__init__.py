@@ -1,4 +1,4 @@
-"""Models of few bits: what may be computed in integers, and how 16-bit floats are stored but not computed in.
+"""Low precision: quantised models in integer arithmetic, 16-bit floats that are stored but computed in float32.
 
 Quantised models come as ``quantize`` and ``dequantize`` around operators of floats. :func:`Quantisation` makes integer
 kernels of them: dequantising moves past what only moves, products of 8-bit operands become integer products, and what

@@ -1,4 +1,4 @@
-"""What quantised integers stand for: ``(q - zero) * scale``."""
+"""Affine quantisation: ``(q - zero) * scale``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations quantised by their own range at run time, and products of their bytes, on GPUs.
+"""Dynamic quantisation on GPUs: activations quantised by their range at run time, and the products of their bytes.
 
 ====================================================  ========================================================
 before                                                after

@@ -1,4 +1,4 @@
-"""Products of two quantised activations on GPUs, as attention has them, of float16 that holds their integers.
+"""Products of two quantised activations on GPUs, as in attention: in float16, which represents their integers exactly.
 
 ``matmul(dequantize(q, s, z), dequantize(r, t, y))``   -->   ``matmul(half(q - z), half(r - y)) * (s * t)``, in float32
 

@@ -1,4 +1,4 @@
-"""Everything that quantised models go through, in order."""
+"""The passes over quantised models, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands of float32 products in fewer bits, where the user allows it (``precision`` of the options).
+"""``precision`` of the compile options on CPUs: operands of float32 products rounded to fewer bits.
 
 ``f32``
     Nothing is rounded.

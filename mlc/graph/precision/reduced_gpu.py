@@ -1,4 +1,4 @@
-"""Operands of float32 products in fewer bits on GPUs, where the user allows it (``precision`` of the options).
+"""``precision`` of the compile options on GPUs: operands of float32 products rounded to fewer bits.
 
 Tensor cores multiply operands of fewer bits and add the products up in float32. With ``f16`` or ``bf16`` both operands
 become tensors of that type, which half the bytes pass to and from:

@@ -1,4 +1,4 @@
-"""Quantising what a product of integers gives, as arithmetic that scales and shifts are folded into.
+"""Requantisation of an integer product's result, expanded to arithmetic that scales and shifts can be folded into.
 
 ``quantize(relu(float(total) * a), s, z)``   -->   ``integer(clip(int32(round(relu(float(total) * a) * (1 / s) + z))))``
 

@@ -1,4 +1,4 @@
-"""Quantising what 8-bit integers stand for, and sums of two such, without a division.
+"""Requantisation of 8-bit integers, and of sums of two, without a division.
 
 ====================================================================  ===============================================
 before                                                                after

@@ -1,4 +1,4 @@
-"""Dequantising moves towards the result, past what moves elements, and meets the quantising that undoes it.
+"""Dequantisation sinks towards the outputs, past data movement, and cancels with the quantisation that undoes it.
 
 Every rule is bit-exact:
 

@@ -1,4 +1,5 @@
-"""Products with weights of 2, 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
+"""Weight-only quantisation: products with weights of 2, 4 or 8 bits and a scale per block, whose integers stay in
+memory.
 
 ``matmul(x, dequantise(W))``   -->   ``dense_weight_only(x, words of W, scales, zero points)``
 

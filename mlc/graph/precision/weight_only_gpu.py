@@ -1,4 +1,4 @@
-"""Products on GPUs with weights of 2, 4 or 8 bits: which are packed, and what activations are multiplied as.
+"""Weight-only quantisation on GPUs: which weights are packed, and in which type activations are multiplied.
 
 ``matmul(float(x), dequantise(W))``   -->   ``dense_few_bits(x, words of W, scales, zero points)``
 

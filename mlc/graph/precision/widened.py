@@ -1,4 +1,4 @@
-"""16-bit floats are what is stored; arithmetic is float32.
+"""16-bit floats are widened: they are storage types, and arithmetic is float32.
 
 CPUs convert float16 and bfloat16 in a cycle and add and multiply them slowly or not at all, and sums of many 16-bit
 floats lose what the model needs. So every tensor of 16-bit floats becomes one of float32, but for the model's inputs
