@@ -1,4 +1,4 @@
-"""How an index expression moves with the loops around it: enough of affine analysis for footprints and strides.
+"""Affine analysis of index expressions, enough for footprints and strides.
 
 An :class:`Affine` is a sum of terms, each a linear combination of loops. A ``floormod`` caps a term's range. A
 ``floordiv`` divides coefficients, which may become fractions (over ``n`` steps of a loop with coefficient 1/4 the

@@ -1,4 +1,4 @@
-"""How well a model ranks candidates of tasks that it has not seen.
+"""Evaluation of a cost model: how well it ranks candidates of tasks that it was not trained on.
 
 What counts for tuning is whether a good candidate is among the few that are measured, so beside the pairs in the
 right order it is asked how far the best of the first one and of the first eight is from the task's best.

@@ -1,4 +1,4 @@
-"""A scheduled function as a vector of fixed length: what decides its speed, seen at each level of the machine.
+"""Features of a scheduled function: a vector of fixed length, computed for each level of the memory hierarchy.
 
 The vector holds the costliest nests one after the other and totals over the whole function. Most quantities span
 many orders of magnitude and enter as ``log2(1 + x)``. Reading one candidate takes about a millisecond.

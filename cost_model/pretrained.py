@@ -1,4 +1,4 @@
-"""What earlier measurements of other tasks say about the analytic estimate: trained once, shipped, never changed.
+"""The pretrained model: a correction of the analytic estimate, trained once on other tasks, and shipped.
 
 Boosted trees over :data:`cost_model.features.LOOP_FEATURES` predict by what factor the estimate errs, relative to the
 other candidates of its task: the logarithm of the measured speed less its mean over the task, less a part of the

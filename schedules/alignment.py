@@ -1,5 +1,5 @@
-"""Arguments that begin where a caller has them: at a multiple of 16 bytes, as memory of C libraries and numpy does, and
-not of 64, as the memory that compiled code allocates.
+"""Arguments aligned to 16 bytes only, as memory of C libraries and numpy is, rather than to 64 bytes, as memory that
+compiled code allocates is.
 
 Code generation takes it from a buffer's declaration how loads of vectors may be written.
 """

@@ -1,4 +1,4 @@
-"""Loops whose sums lie in the tiles of a matrix unit: what their lowering needs, and whether a trace left them whole.
+"""Lowering of loops whose sums are kept in AMX tiles, and checks that a stored trace uses tiles correctly.
 
 The intrinsics of :mod:`schedules.intrin.tiles` name a buffer of sums that is never there. So they mean what they say
 only together: a thread's tiles have been given the shapes that all of them take, sums are cleared, added to and stored

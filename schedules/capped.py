@@ -1,4 +1,4 @@
-"""Few rows as the most that there may be: a function of up to 64 rows as one of 64, of which a call has some.
+"""Few rows padded to a fixed number: a function of up to 64 rows becomes one of 64, of which a call uses some.
 
 Then all sizes are numbers, for tiles, for how a sum is cut over blocks, and for the blocks themselves. Rows that are
 not there are read as zeros and not stored (:func:`opened`, which lowering begins with).

@@ -1,4 +1,4 @@
-"""Extents of the local buffers of functions with free sizes.
+"""Constant extents for the local buffers of functions with free sizes.
 
 TVM derives a tile's extents from what a block touches. It knows no ranges (``T.min((n - 1) // 16 + 1, 1) * 16`` is 16
 for every ``n`` from 1), and a ragged tile may have any extent for it.

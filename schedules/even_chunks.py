@@ -1,4 +1,4 @@
-"""Chunks of equal size, as many as keep every core busy, of a loop whose extent a call decides.
+"""Divides a parallel loop of free extent into equal chunks, as many as keep every core busy.
 
 Chunks of a fixed number of rows leave one core with a whole chunk more than another: 28 rows in chunks of 16 on two
 cores take as long as 32. As many chunks as a multiple of the cores, each of a part of the rows, take as long as 28.

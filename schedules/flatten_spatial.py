@@ -1,4 +1,4 @@
-"""Rows and columns of free size as one axis, where what a function does to a pixel depends on no other.
+"""Fuses rows and columns of free size into one axis, for functions that treat each pixel independently of its position.
 
 A pointwise convolution of ``h * w`` pixels is one of a line of ``p``: tiles go on from one row to the next, and there
 is one free size instead of two. Tensors lie in memory as they did; :func:`restored` gives the lowered function the

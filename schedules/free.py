@@ -1,4 +1,5 @@
-"""Functions with free sizes, and the same for usual ones, which spaces decide by (:mod:`schedules.lockstep`).
+"""Functions with free sizes: the attributes that describe these, and the function for usual sizes by which spaces
+decide (:mod:`schedules.lockstep`).
 
 A function says which sizes it is for in an attribute, :data:`SIZES`: ``[low, high, usual]`` of each variable, in the
 order in which its parameters name them.

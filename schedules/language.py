@@ -1,4 +1,4 @@
-"""What a stored trace may say: exactly what the programs of spaces say, and what MetaSchedule's do.
+"""The language of stored traces: exactly the instructions that the spaces' programs and MetaSchedule use.
 
 Logs are shared, and TVM believes a trace: an annotation may carry assembly, an index map any object graph, a split
 may drop the check of its bounds. So a trace is read as hostile input before TVM sees it. Every instruction, the kinds

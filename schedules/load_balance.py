@@ -1,4 +1,4 @@
-"""How evenly cores share the work of a scheduled function, for each size that it has free."""
+"""How evenly a scheduled function's parallel loops divide among cores, for each value of its free sizes."""
 
 from __future__ import annotations
 

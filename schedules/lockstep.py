@@ -1,4 +1,5 @@
-"""Schedules for functions with free sizes: what a space decides for the usual ones, carried out on the function itself.
+"""Schedules functions with free sizes: every step that a space takes for the usual sizes is applied to the function
+itself.
 
 A space's program asks for extents, and decides by them. It is run on the function for its usual sizes, and every step
 that it takes is taken on the function with free sizes first: both stay in lockstep, and the trace of the latter is the

@@ -1,4 +1,4 @@
-"""Conditions inside of statements, kept from the pass that cuts loops.
+"""Hides conditions from TVM's LoopPartition that it would partition wrongly.
 
 TVM's ``LoopPartition`` cuts a marked loop where the conditions in it begin or cease to hold, so that a ragged end is
 tested and what lies before it is not. Where a condition depends on loops around as well, as that of a triangle does,

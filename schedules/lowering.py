@@ -1,4 +1,4 @@
-"""What TVM's pipeline leaves out between a scheduled CPU function and machine code.
+"""Lowering passes that TVM's pipeline lacks between a scheduled CPU function and machine code.
 
 Nine things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 

@@ -1,4 +1,4 @@
-"""What a machine is: all that seeds, estimates and rooflines may know of it, read from the TVM target alone.
+"""The description of a machine, read from the TVM target alone: all that seeds, estimates and rooflines know of it.
 
 A description comes with the target: its instructions give vectors and registers, the CPU's family what is peculiar to
 it, and a GPU's architecture its data sheet. TVM's targets have no attributes for caches and rates, so what is known

@@ -1,4 +1,4 @@
-"""Comparisons of floating-point numbers of which one is NaN.
+"""Keeps comparisons of floating-point numbers correct for NaN.
 
 TVM takes ``not a < b`` for ``a >= b``, and ``a != b`` for what LLVM calls "less or greater": either is false where a
 number is NaN, and should be true. :func:`keep_unordered` says so in terms that TVM's simplifier leaves alone.

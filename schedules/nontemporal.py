@@ -1,5 +1,5 @@
-"""Stores that go to memory past the caches: of results that are larger than these, which would first be read line by
-line and then drive out what is needed next (Intel 64 and IA-32 Optimization Reference Manual, "Non-temporal stores").
+"""Non-temporal stores of results that are larger than the caches, which would otherwise be read first and then evict
+what is needed next (Intel 64 and IA-32 Optimization Reference Manual, "Non-temporal stores").
 
 TVM has no such store, and LLVM has it as metadata of one, so it is called as a function of LLVM's own language that is
 inlined. Such stores are not in order with others: each thread waits for its own at its end.

@@ -1,4 +1,4 @@
-"""Stores of clipped bytes, joined: what four vectors of 32-bit integers become is stored by one instruction.
+"""Packed narrowing stores: four vectors of 32-bit integers are clipped to bytes and stored with one instruction.
 
 A sum of products that is requantised ends as ``uint8(max(min(sum, 255), 0))``. Of one vector at a time LLVM clips it,
 narrows it by an instruction that takes two steps of one unit, and stores a quarter of a vector. Where four vectors, or

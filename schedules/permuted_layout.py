@@ -1,4 +1,4 @@
-"""Whether every access of a permuted buffer permutes.
+"""Checks that all accesses of a swizzled (permuted) shared buffer are swizzled.
 
 The annotation ``permuted_layout`` of a block makes TVM exchange 16-byte pieces within the rows of the shared buffers
 that it accesses, so that they meet in no bank. It says nothing of other blocks: where one writes a buffer with it and

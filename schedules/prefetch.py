@@ -1,4 +1,4 @@
-"""Weights fetched ahead of the tile that reads them.
+"""Software prefetch of weights ahead of the tile that reads them.
 
 A register tile's weights are used again by every tile of the same columns, so they come from memory in bursts: the
 first tile waits for them and the others leave the memory idle. A loop that :func:`prefetch_ahead` has marked touches

@@ -1,4 +1,4 @@
-"""Results that are read on the way: written where they are read, instead of being written first and read again.
+"""Fuses the concatenation of past and new keys and values with the attention that reads it, so that each is read once.
 
 A language model gives back the keys and values of all tokens, former ones and new ones, and its attention reads them.
 :func:`mlc.graph.kernels.query_blocks.joined` marks the block that puts them together, and attention reads all of that

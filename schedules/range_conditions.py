@@ -1,4 +1,4 @@
-"""Conditions on loops that hold whatever the free sizes are, found out by trying every size of their ranges.
+"""Proves conditions on loops for all values of the free sizes, by trying every size of their ranges, and removes them.
 
 The values of each size lie along an axis of their own, so that an expression is tried for the combinations of those
 sizes alone that it depends on: a tile's rows depend on the height of an image, not on its width.

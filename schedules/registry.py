@@ -1,4 +1,4 @@
-"""Which spaces exist, in the order in which they are asked; the last of each target kind matches everything."""
+"""The list of all spaces, in the order in which they are asked; the last of each target kind matches everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last register tile of a loop whose extent a call decides, moved back until it is a whole one.
+"""Shifted tail tiles of loops of free extent: the last register tile starts earlier, so that it is a whole one.
 
 Where every size has as many iterations as a tile, the last tile may begin before the one before it ends, and compute
 some of its rows again: no row is tested, and there is one loop body instead of a whole and a ragged one.

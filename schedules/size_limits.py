@@ -1,4 +1,5 @@
-"""How much larger a schedule may make a function: a bound on memory, code and work that no good schedule meets.
+"""Limits on how much larger a schedule may make a function: memory, code and work beyond any good schedule are
+rejected.
 
 The primitives that a trace may use (:mod:`schedules.language`) keep what a function computes, not what that costs: a
 loop of a million iterations may be unrolled, a buffer spaced out to gigabytes.

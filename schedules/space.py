@@ -1,4 +1,4 @@
-"""The contract between a search space and everyone who uses it.
+"""The contract between a search space and its users.
 
 A :class:`Space` says *how a tensor function may be laid out*. It is a finite table of knobs plus a program
 over :class:`tvm.s_tir.Schedule` that takes every decision through :meth:`Pick.__call__`, which records a

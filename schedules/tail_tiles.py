@@ -1,4 +1,4 @@
-"""The last tile of a loop whose extent a call decides: fewer rows than a tile has, in code made for whole ones.
+"""Tail tiles of loops of free extent: partial tiles run the code of whole tiles, and rows past the end are not stored.
 
 A schedule guards every statement of a ragged tile by a predicate. In a register tile that is a branch for each row and
 each step of a sum, and a chunk of several tiles goes through all of them, the empty ones too. Here a chunk ends with

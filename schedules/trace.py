@@ -1,4 +1,4 @@
-"""A schedule's trace as JSON text: what the log stores, and what replays on an equal function anywhere."""
+"""Traces of schedules as JSON text, as the log stores them, and their replay on an equal function."""
 
 from __future__ import annotations
 

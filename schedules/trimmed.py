@@ -1,4 +1,4 @@
-"""Functions without what nothing reads: a part of a range may need less than the whole of it.
+"""Removes computation that nothing reads: within a part of a size range, less of an intermediate tensor may be needed.
 
 What is padded to whole tiles for every size is mostly padding for the smallest. Where the sizes at hand bound what is
 read of an intermediate tensor, the rest of it is not computed.

@@ -1,4 +1,5 @@
-"""TVM's objects as JSON: a list of nodes that point to each other, of which its reader makes any object there is.
+"""Validation of TVM's JSON format for objects (a list of nodes that refer to each other), whose reader would create any
+object.
 
 What came from elsewhere is read here first. In an index map of a trace, only what maps of layouts consist of is let
 through: variables, whole numbers, their sums, products, quotients and remainders. In a function, every node must point

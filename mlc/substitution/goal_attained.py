@@ -1,4 +1,4 @@
-"""Sums that are 0 since they are at least 0 and at most, and maxima that are the value of one of their members."""
+"""Proof steps: sums that are 0 because they are both at least and at most 0; maxima that equal one of their members."""
 
 from __future__ import annotations
 

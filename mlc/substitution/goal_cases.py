@@ -1,4 +1,5 @@
-"""Cases of a goal that is stuck: a guard holds or does not, one member of a maximum is the largest or another is."""
+"""Proof steps: case distinctions for a goal that is stuck, on a guard or on which member of a maximum is the largest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Terms times ``a * (1/a)``, which is 1 wherever the source divides by ``a``, so that they meet others with ``1/a``."""
+"""Proof steps: terms are multiplied by ``a * (1/a)``, which is 1 wherever the source divides by ``a``, to match others
+with ``1/a``."""
 
 from __future__ import annotations
 

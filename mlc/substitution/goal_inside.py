@@ -1,4 +1,4 @@
-"""Sums that functions and maxima are of, without the variables of one value: those over an axis of one element."""
+"""Proof steps: removes variables with only one value from the sums inside functions and maxima."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves a goal: its terms are simplified, split and added up in pairs until none is left."""
+"""The prover's main loop: terms are simplified, split and cancelled in pairs until none is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not 0 for a reason that takes looking for: quotients of what the source divides by, sums that are above 0."""
+"""Proofs that something is nonzero: quotients of what the source divides by, and positive sums."""
 
 from __future__ import annotations
 

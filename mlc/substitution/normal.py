@@ -1,4 +1,4 @@
-"""Elements as sums of terms: a factor, index variables, guards on them, and a product of atoms.
+"""The normal form of elements: sums of terms, each a factor, index variables, guards on them, and a product of atoms.
 
 A term is the sum, over all integers that its variables can be under its guards (ranges among them), of factor times
 product. Any scalar of the specifications is written so by distributing alone (:mod:`mlc.substitution.expand`);

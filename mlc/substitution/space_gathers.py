@@ -1,4 +1,4 @@
-"""Families of gathers: what is computed of every row of a table may be computed before rows are taken, or after.
+"""Families of gathers: what is computed on each row of a table may be computed before or after rows are taken.
 
 A table is mostly constant (an embedding), so that what is done with its rows is done when a model is compiled: products
 (the factorised embedding of ALBERT, a projection behind one), norms, functions, scales. Others take one gather for two.

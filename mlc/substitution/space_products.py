@@ -1,4 +1,4 @@
-"""Families of products of three, of products of what is repeated, and of what is added to that.
+"""Families of products of three operands, of products of repeated operands, and of what is added to those.
 
 Which order of a product of three takes fewest multiplications is told by the sizes at hand: such rules go both ways,
 and a search takes the way that leaves less. What is the same all along an axis is multiplied once; where it is a part

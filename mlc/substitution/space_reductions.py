@@ -1,4 +1,4 @@
-"""Families of sums, means and largest elements over axes: what may be computed before one or after it.
+"""Families of reductions (sum, mean, max): what may be computed before or after one.
 
 Layers that a mean or a sum follows (pooling over a sequence, a set, an image) are linear, so that one row is left to
 compute. Products of more axes come as products of matrices with reshapes around them: that is how models hold them.

@@ -1,4 +1,4 @@
-"""Families of what is computed row by row, softmax and norms, and of functions of one element that others define.
+"""Families of row-wise operators (softmax, norms) and of elementwise functions composed of others.
 
 They commute with what joins, cuts and repeats rows, at every rank; a layer norm does not see what is added to all of a
 row. (Nor does a softmax, which is proved as well; but the order of a prime field's elements, by which graphs are

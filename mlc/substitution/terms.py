@@ -1,4 +1,4 @@
-"""A graph in the language of the rules: operators of the table over leaves, with concrete shapes.
+"""A graph in the rule language: operators of the table over leaves, with concrete shapes.
 
 Leaves are inputs of the region, constants, and the results of operators that the table lacks. Of those the operands
 are known too, so that one graph holds a whole model.

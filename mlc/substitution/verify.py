@@ -1,4 +1,4 @@
-"""Verdicts on the rules of a file: TASO's or our own JSON."""
+"""Verdicts on the rules of a file, in TASO's or mlc's JSON."""
 
 from __future__ import annotations
 

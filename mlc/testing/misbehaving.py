@@ -1,4 +1,4 @@
-"""Measurers whose candidates fail: real ones that were made to crash, to hang or to be wrong, or all at once."""
+"""Measurers whose candidates crash, hang or return wrong results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TVM's tracker and workers of ours as processes on this machine, for tests that kill them."""
+"""TVM's tracker and mlc's workers as processes on this machine, for tests that kill them."""
 
 from __future__ import annotations
 

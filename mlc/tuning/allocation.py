@@ -1,4 +1,4 @@
-"""Which task gets the next trials: the one whose expected gain for the whole model is largest per second spent.
+"""Allocation of trials: the next batch goes to the task with the largest expected gain for the whole model per second.
 
     weight * seconds of a call * expected relative gain / seconds of the next batch
 

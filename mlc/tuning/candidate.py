@@ -1,4 +1,4 @@
-"""Candidates of one task: decisions in its space, the schedule they give, and the records of earlier ones."""
+"""Candidates of a task: a point of its space, the schedule that it gives, and earlier records of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who measures for a run: this machine, or a fleet that is reached first, since ``native`` means its CPU then."""
+"""The devices that measure for a run: this machine, or a fleet, which is contacted first, since ``native`` then means
+its CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run's first candidates all fail alike, they are not at fault: the run ends, with the likely cause.
+"""Ends a run early, with the likely cause, when the first candidates of several tasks all fail in the same way.
 
 A target with instructions that the CPU lacks, a full disk, an installation that the workers cannot use: whatever it is,
 it meets every candidate of every function, and an hour of trials would find out no more than the first few.

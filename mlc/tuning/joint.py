@@ -1,4 +1,5 @@
-"""Graph and schedules together: candidates are extracted, what they need is tuned, and they are extracted again.
+"""Joint optimisation of graph and schedules: graphs are extracted, their tasks are tuned, and graphs are extracted
+again with the measured prices.
 
 The tasks of every graph that may still win are tuned in one run, so that trials go where they gain most. What the log
 then says of the model's products corrects the estimates that extraction adds up; a graph that is found only then has

@@ -1,4 +1,4 @@
-"""The cost model's way from logs and back: samples of what was measured, and the model that ships."""
+"""Training of the cost model: samples from logs, the stored model, and the shipped one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tuning run found, for a table, a script, or the next run."""
+"""The result of a tuning run, for people, scripts and the next run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task while it is tuned: its space, its strategy, its allocation state, and what is known of it."""
+"""The state of one task during tuning: its space, its strategy, its share of the budget, and its records."""
 
 from __future__ import annotations
 

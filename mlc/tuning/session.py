@@ -1,4 +1,4 @@
-"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up.
+"""The tuning loop: ask, measure, record, tell, until the budget or the tasks are exhausted.
 
 Where this machine's CPU measures, a batch is measured before the next is proposed. Where a GPU or many machines do, as
 many batches are under way as keep them busy, several of one task if need be: no point is proposed twice, trials go

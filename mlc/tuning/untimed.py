@@ -1,5 +1,5 @@
-"""Tuning for a GPU that is not there: candidates in the order of their analytic price, judged by what the compiler and
-the disassembler say of them.
+"""Tuning for a GPU that is not present: candidates in the order of their analytic price, judged by the compiler's and
+the disassembler's output.
 
 Each space prices its points by arithmetic on the machine (:mod:`mlc.tuning.priced`), or at least puts its seeds in
 order. That arithmetic guesses what a compiler will make of a candidate; here the guess is replaced by what it made. A

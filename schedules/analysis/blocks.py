@@ -1,4 +1,4 @@
-"""The blocks of a fresh function: of which kind each is, and who feeds whom."""
+"""The blocks of an unscheduled function: their kinds, and the data flow between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention as one kernel: scores, softmax and weighted values of a block of queries at a time, all in the cache.
+"""Attention as one kernel: scores, softmax and weighted values of one block of queries at a time, within the cache.
 
 The function holds the chain ``rows -> queries -> scores -> logits -> peak, powers -> total -> inverse`` and
 ``powers -> values -> result`` of :func:`mlc.graph.kernels.query_blocks.attention`, whose scores are annotated

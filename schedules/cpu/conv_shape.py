@@ -1,4 +1,4 @@
-"""What a direct convolution's block is: its annotation, and the extents that its schedules are made for."""
+"""The block of a direct convolution: its annotation, and the extents that its schedules depend on."""
 
 from __future__ import annotations
 

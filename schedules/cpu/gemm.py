@@ -1,4 +1,4 @@
-"""Matrix products with the output tile in registers: dense with packed weights, matmul, batched matmul.
+"""Matrix products with the output tile in registers: dense layers with packed weights, matmul, batched matmul.
 
 The function holds one contraction block that multiplies two buffers and sums over one axis. The second operand is
 packed as ``[N/n, K, n]``, or plain as ``[..., K, N]`` or ``[..., N, K]``, which the function may pack itself; the

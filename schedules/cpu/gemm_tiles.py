@@ -1,4 +1,4 @@
-"""Matrix products in the tiles of a matrix unit (AMX): of 8-bit integers and of bfloat16, by packed weights.
+"""Matrix products in AMX tiles, of 8-bit integers and of bfloat16, with packed weights.
 
 The functions are those of :mod:`schedules.cpu.gemm`'s dot products, whose packed weights are what a tile holds. A tile
 of 16 rows is added to by one instruction in the time of one or two dot products of a vector for each of its rows, but

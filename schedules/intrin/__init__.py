@@ -1,4 +1,4 @@
-"""Tensor intrinsics: pieces of a loop nest that one machine instruction, or a fixed few, compute.
+"""Tensor intrinsics: loop nests that one machine instruction, or a fixed few, compute.
 
 An :class:`Intrinsic` says what is computed, as loops and as numpy, and how the machine does it. A space asks for one by
 what it computes (:func:`select`), :func:`use` makes it known to TVM at that moment, and ``sch.tensorize`` does the

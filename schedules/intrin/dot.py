@@ -1,4 +1,5 @@
-"""Dot products of short numbers: one instruction multiplies, adds within each lane and adds to 32-bit sums.
+"""Dot products of short integers and floats: an instruction multiplies, adds within each lane, and accumulates in 32
+bits.
 
 A step takes a few activations, which every lane shares, against as many weights of each lane. Of integers every sum
 is exact:

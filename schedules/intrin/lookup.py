@@ -1,4 +1,4 @@
-"""Lookups of 4-bit fields in a table of 16 floats that stays in registers.
+"""Lookups of 4-bit codes in a table of 16 floats that stays in registers.
 
 ``lookup``
     The eight fields of each lane's 32-bit word, the lowest first, as the elements of the table that they number. A

@@ -1,4 +1,4 @@
-"""Products of small matrices, ``C[i, j] += sum_k A[i, k] * B[j, k]``, by one instruction.
+"""Products of small matrices, ``C[i, j] += sum_k A[i, k] * B[j, k]``, with one instruction.
 
 ``bytes``    2 x 8 by 2 x 8 of aarch64's ``smmla``, ``ummla`` and, for unsigned ``A``, ``usmmla``: exact in int32
 ``bfloats``  2 x 4 by 2 x 4 of ``bfmmla``: float32 sums

@@ -1,4 +1,4 @@
-"""Products of tiles of a matrix unit: AMX of x86, whose eight tiles hold 16 rows of 64 bytes.
+"""AMX: products of tiles, of which x86 has eight with 16 rows of 64 bytes each.
 
 A step of the sum multiplies ``m`` tiles of activations by ``n`` tiles of weights, each as deep as ``depth`` steps of
 four bytes, and adds to ``m x n`` tiles of sums of 16 x 16. What a weight's tile holds is what

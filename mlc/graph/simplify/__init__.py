@@ -1,4 +1,4 @@
-"""Simplifications of a Relax graph: one small named pass a file."""
+"""Simplifications of a Relax graph, one small named pass per file."""
 
 from mlc.graph.simplify.affine import FoldAffine
 from mlc.graph.simplify.arithmetic import CheaperArithmetic

@@ -1,4 +1,4 @@
-"""Cheaper arithmetic: no division by constants, no general power, no negation that another operator can do.
+"""Cheaper arithmetic: no division by constants, no general power, no negation that another operator can absorb.
 
 ========================  =============================
 before                    after

@@ -1,4 +1,4 @@
-"""Channel shuffles move past what works on each channel by itself, so that two copies meet and become one.
+"""Channel shuffles move past operators that treat each channel separately, so that two of them meet and merge.
 
 A shuffle is ``reshape(permute_dims(reshape(x, [N, g, c, H, W]), [0, 2, 1, 3, 4]), [N, g * c, H, W])``.
 

@@ -1,4 +1,4 @@
-"""Concatenations that begin or end with one that there is already are made of it.
+"""Shares common parts of concatenations: one that begins or ends with another is built from it.
 
 ``b = concat((x, y)); c = concat((x, y, z))   -->   c = concat((b, z))``
 

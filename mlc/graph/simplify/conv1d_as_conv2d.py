@@ -1,5 +1,5 @@
-"""Convolutions and pooling over one axis run along the rows of an image of height one, and what becomes of images stays
-images.
+"""One-dimensional convolutions and poolings become two-dimensional ones on images of height one, and reshapes around
+them are removed.
 
 =============================================  ======================================================
 before                                         after

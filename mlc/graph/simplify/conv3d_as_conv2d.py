@@ -1,4 +1,4 @@
-"""Convolutions and pooling of volumes run on their slices along the depth, a batch of images.
+"""Three-dimensional convolutions and poolings become two-dimensional ones on the slices along the depth, as a batch.
 
 A volume ``x[N, C, D, H, W]`` is seen as images ``x'[D*N, C, H, W]``. What a kernel of depth ``kd`` meets at tap ``t``
 is a slice of that batch, padded by images of zeros:

@@ -1,4 +1,4 @@
-"""Compute equal things once.
+"""Common subexpression elimination.
 
 Before: ``a = R.exp(x); b = R.exp(x); R.add(a, b)``. After: ``a = R.exp(x); R.add(a, a)``.
 """

@@ -1,5 +1,4 @@
-"""Reductions and products over no elements, as of a slice that keeps nothing, are constants: the reduction's neutral
-element.
+"""Reductions and products over no elements (of an empty slice, say) become constants: the neutral element.
 
 Before::
 

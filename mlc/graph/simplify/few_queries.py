@@ -1,4 +1,5 @@
-"""Attention of few queries: what keys and values are projected by is multiplied with the queries instead.
+"""Attention with few queries: the projection weights of keys and values are multiplied with the queries, not with all
+tokens.
 
 A classifier reads one token: its last block needs the keys and values of all tokens for the single query that is left
 (:mod:`mlc.graph.simplify.slice_pushdown`), and so do blocks that pool by attention. The projections of keys and values

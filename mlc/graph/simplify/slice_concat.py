@@ -1,4 +1,4 @@
-"""Slices and concatenations that undo each other, or that are one.
+"""Slices and concatenations that undo each other, or that can be merged.
 
 ===========================================  =======================================================
 before                                       after

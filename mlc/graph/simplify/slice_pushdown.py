@@ -1,4 +1,4 @@
-"""Elements that nothing reads are not computed: slices move towards the inputs, past what commutes with them.
+"""Elements that nothing reads are not computed: slices are pushed towards the inputs, past what commutes with them.
 
 A classifier reads one token of an encoder, and of the last block's layers all tokens but this one are computed for
 nothing. Going backwards through main, every tensor gets the *window* that is read of it: the smallest box of elements

@@ -1,4 +1,4 @@
-"""The choice between the graphs of a search: by what was decided before, else by the prices of their tasks.
+"""Chooses among the graphs of a search: by an earlier decision of a tuning run, else by the prices of their tasks.
 
 A search must be worth its time: there is none where a tuning run has decided for the model's own graph, nor where
 :mod:`mlc.graph.substitute.gain_bound` shows that nothing could be gained. Nor may it keep a model from being compiled:

@@ -1,4 +1,4 @@
-"""Which of the equal graphs: the cheapest choice of one option for every class that is needed.
+"""Extraction: the cheapest choice of one option for every e-class that is needed.
 
 An integer program over the e-graph, solved by HiGHS (Huangfu and Hall, 2018), as in Tensat (Yang et al., "Equality
 saturation for tensor graph superoptimization", 2021). A choice that is a cycle is cut off when it turns up, since

@@ -1,4 +1,4 @@
-"""What a search could gain at most: a bound from the model's own graph, in a fraction of the time of a search.
+"""An upper bound on what a search could gain, from the model's own graph, in a fraction of the time of a search.
 
 Gains begin where a rule joins products, or takes a reduction before one; where another order of products is cheaper;
 where a product is of what is repeated. What each pair of products that some rule could join would save if all else were

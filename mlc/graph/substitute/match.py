@@ -1,4 +1,4 @@
-"""The rules of a model's search: where a rewrite leaves less to do at run time."""
+"""The rules of a search, restricted to where a rewrite reduces the work at run time."""
 
 from __future__ import annotations
 

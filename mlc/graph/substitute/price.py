@@ -1,4 +1,4 @@
-"""What a graph costs by the tensor functions that come of it: measured where the log knows, else by arithmetic.
+"""The price of a graph, from the tensor functions it lowers to: measured if the log knows them, else estimated.
 
 Only what two graphs do not share is priced, and both by the same measure: the log's times where it has all of them,
 else the analytic model's estimate of the schedules that would be built.

@@ -1,4 +1,4 @@
-"""Relax to terms: what of a model the operator table knows, and the rest as opaque leaves.
+"""From Relax to terms: what the operator table knows, and everything else as opaque leaves.
 
 A concatenation of many becomes one of pairs, a slice along several axes one slice an axis, an operand of lower rank
 gets axes of length 1 in front; writing the terms undoes all that. Constants of one element are tensors of rank 0.

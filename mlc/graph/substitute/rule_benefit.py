@@ -1,4 +1,4 @@
-"""What is gained by a rule: from its two sides alone, whatever its name.
+"""The benefit of a rule, from its two sides alone.
 
 What counts is what is left at run time: operators that depend on constants alone are evaluated when the model is
 compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where

@@ -1,4 +1,4 @@
-"""The rules that compiling applies: those of the library that can be, in both directions where a rule has two."""
+"""The rules that compilation applies: the applicable ones of the library, in both directions where a rule has two."""
 
 from __future__ import annotations
 

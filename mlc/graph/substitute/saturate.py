@@ -1,4 +1,4 @@
-"""Equality saturation of a model's terms, and what there is to choose from afterwards: the options of every class.
+"""Equality saturation of a model's terms; the result is a list of options for every e-class.
 
 Each round goes through the rules that leave less to compute, in the order of
 :class:`~mlc.graph.substitute.rule_benefit.Benefit`, and applies the oldest matches of each up to a budget; a rule with

@@ -1,4 +1,4 @@
-"""The search over a whole model: terms, regions, saturation, extraction; and the graphs that are worth a look.
+"""The search over a whole model: terms, regions, saturation, extraction; its result are the graphs worth building.
 
 A region in which constants can be folded is searched in steps: first by the rules with one output, which fold constants
 into each other and branches into one; then what that leaves by all rules, those that join products of one tensor among

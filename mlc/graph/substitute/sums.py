@@ -1,4 +1,4 @@
-"""Sums in the order in which rules can join their terms.
+"""Orders the terms of sums such that rules can join them.
 
 A rule sees two terms of a sum only where they stand next to each other: the products of one tensor must come together
 before they can become one, and so must the constants. Every order of a sum follows from commutation and association,

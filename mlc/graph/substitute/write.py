@@ -1,4 +1,4 @@
-"""Terms to Relax: the graph that was extracted, with its constants folded."""
+"""From terms to Relax: the extracted graph, with its constants folded."""
 
 from __future__ import annotations
 

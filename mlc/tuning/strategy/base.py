@@ -1,4 +1,4 @@
-"""The contract of a strategy, and what every strategy shares: the default first, nothing proposed twice."""
+"""The contract of a strategy, and what all strategies share: seeds are proposed first, and nothing twice."""
 
 from __future__ import annotations
 
