@@ -15,17 +15,17 @@ PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a compilation may do; what it is compiled for is the target's business.
+    """What a compilation may do, independent of its target.
 
-    ``forbidden`` are algorithms that no operator may be computed by, each by its name or its family's
-    (:mod:`mlc.graph.algorithms`): those that round more than the operator's own sum does, say. ``substitutions``:
-    whether proved rules may make another graph of the model. ``precision``, one of :data:`PRECISIONS`, is what operands
-    of float32 products may be rounded to (:mod:`mlc.graph.precision.reduced`). ``integers``: whether products of
-    quantised operands may be computed in integers, rather than in float32 as the model spells them, and activations
-    rounded to 8 bits for that where the model allows it (:mod:`mlc.frontend.accuracy`).
+    ``forbidden`` are algorithms that must not be used (:mod:`mlc.graph.algorithms`), by name or by family: those that
+    round more than the operator's own sum does, say. ``substitutions``: whether proved rules may replace the model's
+    graph. ``precision``, one of :data:`PRECISIONS`, is what operands of float32 products may be rounded to
+    (:mod:`mlc.graph.precision.reduced`). ``integers``: whether products of quantised operands may be computed in
+    integers rather than in float32 as the model spells them, and activations rounded to 8 bits for that where the model
+    allows it (:mod:`mlc.frontend.accuracy`).
 
-    Another option is another field: it reaches all that this value reaches, and decisions that were made under its
-    default keep their names (:attr:`canonical`).
+    To add an option, add a field: everything receives this value as a whole, and decisions that were stored under the
+    field's default keep their names (:attr:`canonical`).
     """
 
     forbidden: frozenset[str] = frozenset()
