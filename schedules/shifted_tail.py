@@ -17,7 +17,7 @@ from schedules.analysis import loads, replaced, uses, walk
 from schedules.loop_partition import HINT
 from schedules.range_conditions import Ranges
 
-__all__ = ["bound_of", "parts_of", "shifted"]
+__all__ = ["bound_of", "parts_of", "reads_made", "shifted"]
 
 _TILE = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
 _LOOPS = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)
@@ -114,7 +114,7 @@ def _repeatable(tile: _Tile, params: Sequence[Any], analyzer: Any) -> bool:
             local = str(region.source.scope()) == "local"
             if _adds(block, region.source) and not (local and any(region.source.same_as(each) for each in begun)):
                 return False
-        if not alone and rows and _reads_made(block, params, [each.var for each, _ in rows]):
+        if not alone and rows and reads_made(block, params, [each.var for each, _ in rows]):
             return False
     return True
 
@@ -147,8 +147,9 @@ def _adds(block: s_tir.SBlock, buffer: Any) -> bool:
     return any(load.source.same_as(buffer) for load in loads(block.body))
 
 
-def _reads_made(block: s_tir.SBlock, params: Sequence[Any], rows: Sequence[tirx.Var]) -> bool:
-    """Whether a block reads what the function has made along its rows: perhaps for a chunk of them alone."""
+def reads_made(block: s_tir.SBlock, params: Sequence[Any], rows: Sequence[tirx.Var]) -> bool:
+    """Whether a block reads, along its rows, a tensor that the function itself computes: of such a tensor there may be
+    only the rows that a chunk asks for."""
     return any(
         str(load.source.scope()) != "local" and not any(load.source.same_as(param) for param in params)
         and any(uses(index, rows) for index in load.indices) for load in loads(block.body)

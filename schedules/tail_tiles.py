@@ -16,12 +16,12 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.analysis import loads, replaced, uses, walk
+from schedules.analysis import replaced, uses, walk
 from schedules.even_chunks import evened
 from schedules.free import SIZES, variables
 from schedules.machine import cpu_machine
 from schedules.range_conditions import Ranges
-from schedules.shifted_tail import bound_of, parts_of, shifted
+from schedules.shifted_tail import bound_of, parts_of, reads_made, shifted
 
 __all__ = ["whole_tiles"]
 
@@ -191,7 +191,7 @@ def _full(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
                 kept.append(part)
             else:
                 ends[row] = bound[1]
-        if not ends or _reads_made(block, params, list(ends)):
+        if not ends or reads_made(block, params, list(ends)):
             return realize
         clamp = _clamp(ends)
         filled = s_tir.SBlock(
@@ -203,15 +203,6 @@ def _full(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
         return s_tir.SBlockRealize(realize.iter_values, tirx.all(*kept) if kept else always, filled)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, fill)))
-
-
-def _reads_made(block: s_tir.SBlock, params: Sequence[Any], rows: Sequence[tirx.Var]) -> bool:
-    """Whether a block reads what the function itself has made along its rows: of that there may be no more than is
-    asked for."""
-    return any(
-        str(load.source.scope()) != "local" and not any(load.source.same_as(param) for param in params)
-        and any(uses(index, rows) for index in load.indices) for load in loads(block.body)
-    )
 
 
 def _row(

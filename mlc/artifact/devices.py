@@ -21,7 +21,7 @@ _POOLED_ALLOCATOR = 2
 
 
 class Device(Protocol):
-    """One of the two; made when an executable starts."""
+    """The device of an executable: :class:`CpuDevice` or :class:`CudaDevice`."""
 
     #: what ``vm_initialization`` takes: device type, device index and allocator of each device, the main one first
     vm_devices: tuple[int, ...]
@@ -29,37 +29,36 @@ class Device(Protocol):
     stream: int
 
     def begin(self, values: Sequence[Any], stream: Any = None) -> None:
-        """A call begins, with these arrays and tensors of its caller's, on a stream of its choice; raises
-        :class:`mlc.errors.InputError` where that is none."""
+        """Begin a call with these arrays and tensors of the caller's, on a stream of its choice; raises
+        :class:`mlc.errors.InputError` for an invalid one."""
 
-    def entered(self, index: int, tensor: Any) -> Any:
+    def to_device(self, index: int, tensor: Any) -> Any:
         """Input ``index`` as a tensor that the code can read."""
 
     def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """The weights where the code reads them; one copy, however often they are asked for."""
+        """The weights in the device's memory; copied only once."""
 
     def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
-        """Memory that results of one shape are computed into, the same in each call; None where each call has its
-        own."""
+        """Buffers for outputs of these shapes, the same in each call; None if each call allocates its own."""
 
-    def called(self, function: Callable[..., Any], captured: bool) -> Callable[..., Any]:
-        """A function of the code as it is to be called; ``captured`` where it is one CUDA graph."""
+    def wrapped(self, function: Callable[..., Any], captured: bool) -> Callable[..., Any]:
+        """Wrap a function of the code for this device; ``captured`` if it is one CUDA graph."""
 
-    def left(self, tensors: Sequence[Any]) -> list[np.ndarray]:
-        """The outputs as arrays; they share the tensors' memory where that is this machine's."""
+    def to_host(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs as arrays, which share the tensors' memory if that is host memory."""
 
     def copy(self, index: int, tensor: Any, out: Any) -> None:
-        """Copy output ``index`` of the code into a tensor of the caller's."""
+        """Copy output ``index`` of the code to the caller's tensor."""
 
     def end(self) -> None:
-        """The call's last copy was asked for: wait for it where that is what the caller expects."""
+        """All copies of the call have been started: wait for them if the caller expects that."""
 
     def synchronise(self) -> None:
-        """Wait until everything that the call has started has ended."""
+        """Wait until all work of the call has ended."""
 
 
 class CpuDevice:
-    """Compiled code reads and writes the memory that numpy does."""
+    """Compiled code reads and writes numpy's memory."""
 
     vm_devices: tuple[int, ...] = (CPU, 0, _POOLED_ALLOCATOR)
     stream = 0
@@ -68,7 +67,7 @@ class CpuDevice:
         if stream is not None:
             raise InputError("a stream is a GPU's, but the model was compiled for a CPU; leave it out")
 
-    def entered(self, index: int, tensor: Any) -> Any:
+    def to_device(self, index: int, tensor: Any) -> Any:
         return tensor
 
     def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -77,10 +76,10 @@ class CpuDevice:
     def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
         return None
 
-    def called(self, function: Callable[..., Any], captured: bool) -> Callable[..., Any]:
+    def wrapped(self, function: Callable[..., Any], captured: bool) -> Callable[..., Any]:
         return function
 
-    def left(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+    def to_host(self, tensors: Sequence[Any]) -> list[np.ndarray]:
         return [array_of(tensor) for tensor in tensors]
 
     def copy(self, index: int, tensor: Any, out: Any) -> None:
@@ -94,19 +93,19 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """Inputs and outputs have buffers on the GPU, the same in each call, which is what a graph of kernels asks for
-    (:mod:`mlc.artifact.capture`).
+    """Inputs and outputs have fixed buffers on the GPU, as a CUDA graph requires (:mod:`mlc.artifact.capture`).
 
-    What lies in this machine's memory goes to the GPU and comes back by way of page-locked memory, which copies need
-    not wait for; tensors of the GPU's are copied there. All of it runs on the stream that the caller names
-    (:func:`mlc.artifact.streams.chosen`), else on the default one. A graph does too. Code that is none has memory that
-    TVM hands out anew in the order of calls, so its kernels stay on the default stream, between two events.
+    Host memory is copied to and from the GPU through page-locked memory, which makes the copies asynchronous; tensors
+    on the GPU are copied there. All of it runs on the stream that the caller names
+    (:func:`mlc.artifact.streams.chosen`), else on the default one, and so does a captured graph. Kernels that are
+    launched one by one use memory that TVM allocates anew in the order of calls, so they stay on the default stream,
+    between two events.
 
-    Memory of this machine's that the caller's stream may still write to is read here, and so it is awaited here. So are
-    results, but where all that was given is on the GPU and the caller named a stream: then its order is enough, and the
-    next call on another stream waits for an event.
+    Host memory that the caller's stream may still write to is read only after waiting for that stream. Results are
+    waited for too, unless all tensors are on the GPU and the caller named a stream: then stream order is enough, and
+    the next call on another stream waits for an event.
 
-    Raises :class:`mlc.errors.ArtifactError` where the machine has no GPU that runs code for ``archs``.
+    Raises :class:`mlc.errors.ArtifactError` if the machine has no GPU that runs code for ``archs``.
     """
 
     vm_devices: tuple[int, ...] = (CUDA, 0, _POOLED_ALLOCATOR, CPU, 0, _POOLED_ALLOCATOR)
@@ -128,7 +127,7 @@ class CudaDevice:
         self._before: tuple[streams.Event, int] | None = None
 
     def __del__(self) -> None:
-        """What kernels read and write must stay until they have ended."""
+        """Memory that kernels use must stay until they have ended."""
         before = getattr(self, "_before", None)
         if before is not None:
             with suppress(ArtifactError):  # CUDA has ended before
@@ -141,7 +140,7 @@ class CudaDevice:
         if self._before is not None and self._before[1] != self.stream:
             self._before[0].hold_back(self.stream)
 
-    def entered(self, index: int, tensor: Any) -> Any:
+    def to_device(self, index: int, tensor: Any) -> Any:
         shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
         buffer = self._buffers.get(index)
         if buffer is None or tuple(buffer.shape) != shape:
@@ -187,7 +186,7 @@ class CudaDevice:
     def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
         return [_allocated(spec.sized(), spec.dtype, self._device) for spec in specs]
 
-    def called(self, function: Callable[..., Any], captured: bool) -> Callable[..., Any]:
+    def wrapped(self, function: Callable[..., Any], captured: bool) -> Callable[..., Any]:
         import tvm_ffi
 
         def on_stream(*tensors: Any) -> Any:
@@ -207,7 +206,7 @@ class CudaDevice:
 
         return on_stream if captured else on_default_stream
 
-    def left(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+    def to_host(self, tensors: Sequence[Any]) -> list[np.ndarray]:
         arrays = [array_of(empty_tensor(tuple(map(int, each.shape)), str(each.dtype))) for each in tensors]
         for index, (tensor, array) in enumerate(zip(tensors, arrays, strict=True)):
             self._fetch(index, tensor, array)
@@ -247,7 +246,7 @@ def _nbytes(tensor: Any) -> int:
 
 
 def _allocated(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
-    """A tensor's memory; raises :class:`ArtifactError` where there is none."""
+    """Allocate a tensor; raises :class:`ArtifactError` if there is no memory."""
     try:
         return empty_tensor(shape, dtype, device)
     except Exception as error:  # whatever TVM raises
@@ -255,19 +254,19 @@ def _allocated(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether it is CUDA's word, passed on by TVM's runtime, that the GPU has no memory left."""
+    """Whether an error of TVM's runtime is CUDA's out-of-memory error."""
     return "out of memory" in str(error)
 
 
 def out_of_memory_error(what: str, error: Exception) -> ArtifactError:
-    """What does not fit the GPU's memory, in one line, and what to do."""
+    """The error that names what does not fit the GPU's memory, and what to do."""
     reason = (str(error).strip().splitlines() or [""])[-1].strip()
     return ArtifactError(f"{what} must fit the GPU's memory, but CUDA refused it ({reason}); end what else uses the "
                          "GPU, or make the batch smaller")
 
 
 def device_of(metadata: dict[str, Any]) -> Device:
-    """The device that an artifact was built for; raises :class:`mlc.errors.ArtifactError` where it is not there."""
+    """The device that an artifact was built for; raises :class:`mlc.errors.ArtifactError` if it is not present."""
     if metadata["kind"] == "cuda":
         return CudaDevice(tuple(json.loads(metadata["target_attrs"])["arch"].split(",")))
     return CpuDevice()

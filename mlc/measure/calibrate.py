@@ -193,10 +193,6 @@ class Kernels:
         seconds, confirmed = steady(self._dots(self._many, kind))
         return self._many * _STEPS / seconds, confirmed
 
-    def has_tiles(self) -> bool:
-        """Whether the target has a matrix unit."""
-        return bool(self._product)
-
     def tiles(self, sums: int = _SUMS) -> tuple[float, bool]:
         """Rows of tiles that a core's matrix unit multiplies in a second, adding to so many ``sums`` in turn, and
         whether a second round confirms that; the target must have one."""

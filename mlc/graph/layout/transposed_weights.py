@@ -26,7 +26,7 @@ def TransposeWeights(target: Target) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="TransposeWeights")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         found = target.kind == "cuda" and any(_has_constant(each.value) for each in bindings(mod["main"]))
-        return _Turner(mod).run() if found else mod
+        return _Transposer(mod).run() if found else mod
 
     return run
 
@@ -48,7 +48,7 @@ def dense_by_columns(x: te.Tensor, weight: te.Tensor) -> te.Tensor:
 
 
 @mutator
-class _Turner(PyExprMutator):
+class _Transposer(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._mod = mod
