@@ -18,13 +18,13 @@ from tvm import s_tir, tirx
 from schedules.analysis import evaluate, replaced, uses, walk
 from schedules.free import variables
 
-__all__ = ["evened"]
+__all__ = ["with_even_chunks"]
 
 #: as many other iterations for each chunk, times the cores, leave no core waiting for long
 _MANY = 8
 
 
-def evened(func: tirx.PrimFunc, cores: int, analyzer: Any) -> tirx.PrimFunc:
+def with_even_chunks(func: tirx.PrimFunc, cores: int, analyzer: Any) -> tirx.PrimFunc:
     """A scheduled function with free sizes whose parallel chunks are as many as a multiple of ``cores``, where there
     are so many rows.
 

@@ -10,10 +10,10 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import evaluate
 
-__all__ = ["idle"]
+__all__ = ["imbalance"]
 
 
-def idle(func: tirx.PrimFunc, cores: int, sizes: Mapping[tirx.Var, np.ndarray] | None = None) -> np.ndarray | None:
+def imbalance(func: tirx.PrimFunc, cores: int, sizes: Mapping[tirx.Var, np.ndarray] | None = None) -> np.ndarray | None:
     """How many times longer the iterations of parallel loops take than on cores that all work to the end, where each
     takes as long as the others: an odd number of them on two cores leaves one of them waiting.
 

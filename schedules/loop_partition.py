@@ -22,7 +22,7 @@ from tvm import s_tir, tirx
 from schedules.analysis import loads, replaced, uses, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["HINT", "hidden_masks"]
+__all__ = ["HINT", "hide_conditions"]
 
 #: of a loop that is to be cut
 HINT = "pragma_loop_partition_hint"
@@ -31,7 +31,7 @@ _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _OPPOSITE = {tirx.LT: tirx.GE, tirx.LE: tirx.GT, tirx.GT: tirx.LE, tirx.GE: tirx.LT}
 
 
-def hidden_masks(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def hide_conditions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A scheduled function whose marked loops are not cut by conditions that may change outside of them; the same
     object where there are none.
 

@@ -16,24 +16,24 @@ from tvm.ir import Call
 
 from schedules.analysis import op_name, replaced, walk
 
-__all__ = ["awaited", "streamed", "streamed_stores"]
+__all__ = ["lower_nontemporal_stores", "nontemporal_store", "with_store_fence"]
 
 _MARK = "mlc.streamed"
 _WAIT = "mlc_stream_wait"
 _HEADER = "!0 = !{i32 1}"
 
 
-def streamed(store: tirx.Stmt) -> tirx.Stmt:
+def nontemporal_store(store: tirx.Stmt) -> tirx.Stmt:
     """A statement whose stores of whole vectors go past the caches."""
     return tirx.AttrStmt(tirx.const(0, "int32"), _MARK, tirx.const(1, "int32"), store)
 
 
-def awaited(body: tirx.Stmt) -> tirx.Stmt:
+def with_store_fence(body: tirx.Stmt) -> tirx.Stmt:
     """A thread's work, and at its end the wait for what it has stored so."""
     return tirx.SeqStmt([body, tirx.Evaluate(tirx.call_extern("void", _WAIT))])
 
 
-def streamed_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def lower_nontemporal_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A lowered function whose marked stores of vectors are calls of what LLVM makes such stores of; the same object
     where nothing is marked or awaited. Vectors that may begin elsewhere than at a multiple of their size are stored as
     others are."""

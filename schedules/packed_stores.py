@@ -19,7 +19,7 @@ from tvm import tirx
 
 from schedules.analysis import loads
 
-__all__ = ["joined_stores"]
+__all__ = ["with_packed_stores"]
 
 #: bytes of the pieces that x86 narrows separately
 _PIECE_WORDS = 4
@@ -44,7 +44,7 @@ class _Store:
     lanes: int
 
 
-def joined_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def with_packed_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A lowered function of an x86 target whose clipped bytes are stored several vectors at a time; the same object
     where there are none.
 

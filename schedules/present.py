@@ -20,9 +20,9 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import loads, replaced, walk
 from schedules.machine import cpu_machine
-from schedules.nontemporal import awaited, streamed
+from schedules.nontemporal import nontemporal_store, with_store_fence
 
-__all__ = ["PRESENT", "STAGE", "written_on_the_way"]
+__all__ = ["PRESENT", "STAGE", "fuse_present_stores"]
 
 #: the annotation of a block of whose result a stage reads every element, and that of the stage
 PRESENT, STAGE = "mlc.present", "mlc.stage"
@@ -40,7 +40,7 @@ class _Move:
     stage: s_tir.SBlock
 
 
-def written_on_the_way(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def fuse_present_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A scheduled function whose marked results are written in the stages that read them; the same object where there
     are no such.
 
@@ -137,9 +137,9 @@ def _merged(move: _Move, large: Any) -> s_tir.SBlock:
     image = {axis.var: index for axis, index in zip(block.iter_vars, load.indices, strict=True)}
     kept = tirx.BufferLoad(stage.body.buffer, list(stage.body.indices))
     out = tirx.BufferStore(block.body.buffer, kept, list(load.indices))
-    stored: tirx.Stmt = tirx.IfThenElse(large, streamed(out), out)
+    stored: tirx.Stmt = tirx.IfThenElse(large, nontemporal_store(out), out)
     if isinstance(large, tirx.IntImm):
-        stored = streamed(out) if int(large) else out
+        stored = nontemporal_store(out) if int(large) else out
     first = tirx.BufferStore(stage.body.buffer, replaced(block.body.value, image), list(stage.body.indices))
     reads = [_region(each, image) for each in block.reads]
     place = [tvm.ir.Range.from_min_extent(index, tirx.const(1, str(index.ty))) for index in load.indices]
@@ -167,9 +167,9 @@ def _waiting(body: tirx.Stmt) -> tirx.Stmt:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
         threads.append(loop)
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, awaited(loop.body),
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, with_store_fence(loop.body),
                         annotations=dict(loop.annotations))
 
     threads: list[tirx.For] = []
     body = tvm_ffi.structural_map(body, (tirx.For, waiting))
-    return body if threads else awaited(body)
+    return body if threads else with_store_fence(body)

@@ -21,7 +21,7 @@ from tvm.ir import Call, Var
 from schedules.analysis import op_name, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["Ranges", "settled", "sizes_of", "untested"]
+__all__ = ["Ranges", "sizes_of", "without_dead_extrema", "without_true_conditions"]
 
 #: combinations of sizes that are tried; a condition on more of them is not known to hold
 _MOST = 1 << 18
@@ -101,7 +101,7 @@ def _both(left: _Ends | None, right: _Ends | None) -> tuple[_Ends, _Ends] | None
     return (left, right) if math.prod(shape) <= _MOST else None
 
 
-def settled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def without_dead_extrema(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with free sizes without the maxima and minima of which one side is never taken.
 
     The places of a tile in registers are numbers then: its begin is ``max(0, i)`` to TVM, which knows no sizes.
@@ -116,7 +116,7 @@ def sizes_of(func: tirx.PrimFunc) -> list[tuple[Var, int, int]]:
     return [(var, int(low), int(high)) for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True)]
 
 
-def untested(func: tirx.PrimFunc, sizes: Sequence[tuple[Var, int, int]]) -> tirx.PrimFunc:
+def without_true_conditions(func: tirx.PrimFunc, sizes: Sequence[tuple[Var, int, int]]) -> tirx.PrimFunc:
     """A lowered function without the conditions on elements that hold for all ``sizes`` and iterations.
 
     What a window reads at the edge of an image is tested for each pixel of a register tile, most of which lie inside

@@ -17,13 +17,13 @@ from schedules.analysis import loads, replaced, uses, walk
 from schedules.loop_partition import HINT
 from schedules.range_conditions import Ranges
 
-__all__ = ["bound_of", "parts_of", "reads_made", "shifted"]
+__all__ = ["bound_of", "parts_of", "reads_made", "with_shifted_tails"]
 
 _TILE = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
 _LOOPS = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)
 
 
-def shifted(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
+def with_shifted_tails(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
     """A scheduled function with free sizes whose last register tiles begin early enough to be whole, where all sizes
     have as many rows as a tile, and what is computed again comes to the same.
 

@@ -17,11 +17,11 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
 from schedules.analysis import replaced, uses, walk
-from schedules.even_chunks import evened
+from schedules.even_chunks import with_even_chunks
 from schedules.free import SIZES, variables
 from schedules.machine import cpu_machine
 from schedules.range_conditions import Ranges
-from schedules.shifted_tail import bound_of, parts_of, reads_made, shifted
+from schedules.shifted_tail import bound_of, parts_of, reads_made, with_shifted_tails
 
 __all__ = ["whole_tiles"]
 
@@ -38,9 +38,9 @@ def whole_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     func, analyzer = _tested(_with_plain_indices(func)), _analyzer(func)
     target = func.attrs.get("target")
-    func = _clipped(shifted(func, analyzer), analyzer)
+    func = _clipped(with_shifted_tails(func, analyzer), analyzer)
     if target is not None:
-        func = evened(func, cpu_machine(target).cores, analyzer)
+        func = with_even_chunks(func, cpu_machine(target).cores, analyzer)
     return _full(func, analyzer)
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from mlc.frontend.model import TensorSpec
 from mlc.shapes import Free, Range
 
-__all__ = ["counted", "cut"]
+__all__ = ["truncated", "visible_outputs"]
 
 
-def counted(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def visible_outputs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """What a caller sees of compiled code's outputs: without those that count, and with sizes that a call decides."""
     counts = {spec.length[1] for spec in specs if spec.length is not None}
     return tuple(_open(spec) for spec in specs if spec.name not in counts)
@@ -32,7 +32,7 @@ def _open(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1:]))
 
 
-def cut(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
+def truncated(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
     """The arrays that a caller sees, each as long as the one that counts says; raises ``ValueError`` where that is
     longer than the array."""
     by_name = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}

@@ -24,7 +24,7 @@ from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
 from mlc.artifact.compact_weights import buffers, transformed, transformed_bytes
 from mlc.artifact.cpu_features import missing_features
-from mlc.artifact.data_dependent import counted, cut
+from mlc.artifact.data_dependent import truncated, visible_outputs
 from mlc.artifact.devices import Device, device_of, is_out_of_memory, out_of_memory_error
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
 from mlc.artifact.stopwatch import Stopwatch
@@ -62,7 +62,7 @@ class Executable:
         self._all = tuple(
             replace(spec, length=tuple(entry["length"])) if "length" in entry else spec
             for spec, entry in zip(_specs(metadata["outputs"]), metadata["outputs"], strict=True))
-        self.outputs = counted(self._all)
+        self.outputs = visible_outputs(self._all)
         self._code, self._weights = code, weights
         self._results = [Fit(spec) for spec in self._all]
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
@@ -319,7 +319,7 @@ class Executable:
         if len(self._all) == len(self.outputs):
             return arrays
         try:
-            return cut(arrays, self._all)
+            return truncated(arrays, self._all)
         except ValueError:
             raise self._otherwise() from None
 

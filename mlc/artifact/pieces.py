@@ -28,7 +28,7 @@ from schedules import registry
 from schedules.analysis import walk
 from schedules.capped import capped, of_most_rows
 from schedules.free import SIZES, variables
-from schedules.load_balance import idle
+from schedules.load_balance import imbalance
 from schedules.machine import cpu_machine
 from schedules.pieces import Box, Piece, boxed, with_pieces
 
@@ -104,7 +104,7 @@ def _evened(
     for size, waiting in _uneven(task, whole):
         box = ((size, size),)
         found = seeded(replace(task, func=normalise(boxed(task.func, box, [size]))))
-        own = None if found is None else idle(found[1], cpu_machine(task.target.tvm).cores)
+        own = None if found is None else imbalance(found[1], cpu_machine(task.target.tvm).cores)
         if found is not None and own is not None and own * _UNEVEN <= waiting:
             yield Piece(box, found[1])
 
@@ -120,7 +120,7 @@ def _uneven(task: Task, whole: tirx.PrimFunc) -> list[tuple[int, float]]:
     (low, high, usual), = ([int(each) for each in size] for size in task.func.attrs[SIZES])
     low, high, _ = list(bands(low, high, usual, least=_TILE))[-1]
     (var,) = variables(whole)
-    waiting = idle(whole, cpu_machine(task.target.tvm).cores, {var: np.arange(low, high + 1)})
+    waiting = imbalance(whole, cpu_machine(task.target.tvm).cores, {var: np.arange(low, high + 1)})
     if waiting is None or waiting.size < 2:
         return []
     alone = np.diff(waiting, prepend=np.nan) != 0, np.diff(waiting, append=np.nan) != 0

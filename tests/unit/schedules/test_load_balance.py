@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import s_tir, te, tirx
 
-from schedules.load_balance import idle
+from schedules.load_balance import imbalance
 
 BATCH = tirx.Var("n", "int64")
 
@@ -26,19 +26,19 @@ def _scheduled(batch: object, *parallel: str) -> tirx.PrimFunc:
 
 @pytest.mark.parametrize(("batch", "cores", "expected"), [(1, 2, 2.0), (2, 2, 1.0), (3, 2, 4 / 3), (3, 8, 8 / 3)])
 def test_the_last_core_leaves_the_others_waiting(batch: int, cores: int, expected: float) -> None:
-    assert idle(_scheduled(batch, "n"), cores) == pytest.approx(expected)
+    assert imbalance(_scheduled(batch, "n"), cores) == pytest.approx(expected)
 
 
 def test_every_size_has_its_own() -> None:
     func = _scheduled(BATCH, "n")
     (param, _) = func.params
-    found = idle(func, 2, {param.shape[0]: np.arange(1, 6)})
+    found = imbalance(func, 2, {param.shape[0]: np.arange(1, 6)})
     assert found is not None
     np.testing.assert_allclose(found, [2, 1, 4 / 3, 1, 6 / 5])
-    assert idle(func, 2) is None, "nothing is known of the batch"
+    assert imbalance(func, 2) is None, "nothing is known of the batch"
 
 
 def test_only_the_outer_of_nested_parallel_loops_shares() -> None:
-    assert idle(_scheduled(1, "n", "i"), 4) == pytest.approx(4.0)
-    assert idle(_scheduled(1, "i"), 4) == pytest.approx(2 * 4 / 5)
-    assert idle(_scheduled(1), 4) is None
+    assert imbalance(_scheduled(1, "n", "i"), 4) == pytest.approx(4.0)
+    assert imbalance(_scheduled(1, "i"), 4) == pytest.approx(2 * 4 / 5)
+    assert imbalance(_scheduled(1), 4) is None

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from mlc.target import resolve
 from schedules.lowering import PIPELINE
-from schedules.packed_stores import joined_stores
+from schedules.packed_stores import with_packed_stores
 
 #: by lanes: a target whose vectors have so many, and what running its code needs
 TARGETS = {4: ("x86-64-v2", "sse4.2"), 8: ("x86-64-v3", "avx2"), 16: ("x86-64-v4", "avx512bw")}
@@ -74,14 +74,14 @@ def test_bytes_are_what_they_were(lanes: int, dtype: str, low: int, high: int) -
 def test_stores_are_joined_by_fours_and_pairs(count: int) -> None:
     func = _lowered(_function(count, 16, "uint8", 0, 255))
     expected = {1: [16], 2: [32], 3: [32, 16], 4: [64], 5: [64, 16], 7: [64, 32, 16], 8: [64, 64]}[count]
-    assert _widths(joined_stores(func)) == expected
+    assert _widths(with_packed_stores(func)) == expected
     assert _widths(func) == [16] * count
 
 
 def test_what_may_leave_the_range_is_not_joined() -> None:
     for low, high in ((-1, 255), (0, 256), (-5, 400)):
         func = _lowered(_function(4, 16, "uint8", low, high))
-        assert joined_stores(func).same_as(func)
+        assert with_packed_stores(func).same_as(func)
 
 
 def test_other_places_are_not_joined() -> None:
@@ -94,7 +94,7 @@ def test_other_places_are_not_joined() -> None:
                     y[k * 32 + m] = T.Cast("uint8", T.max(T.min(x[k * 16 + m], 255), 0))
 
     func = _lowered(apart.with_attr("global_symbol", "main"))
-    assert joined_stores(func).same_as(func)
+    assert with_packed_stores(func).same_as(func)
 
 
 def test_what_reads_its_own_result_is_not_joined() -> None:
@@ -108,13 +108,13 @@ def test_what_reads_its_own_result_is_not_joined() -> None:
                         "uint8", T.max(T.min(T.Cast("int32", y[k * 16 + m]) * 2, 255), 0))
 
     func = _lowered(shifting.with_attr("global_symbol", "main"))
-    assert joined_stores(func).same_as(func)
+    assert with_packed_stores(func).same_as(func)
 
 
 def test_a_machine_without_such_vectors_keeps_its_stores() -> None:
     for name in ("x86-64-v3", "llvm -mtriple=aarch64-linux-gnu"):
         func = _lowered(_function(4, 16, "uint8", 0, 255), resolve(name, threads=1).tvm)
-        assert joined_stores(func).same_as(func)
+        assert with_packed_stores(func).same_as(func)
 
 
 def _lowered(func: tirx.PrimFunc, target: tvm.target.Target | None = None) -> tirx.PrimFunc:
