@@ -120,7 +120,7 @@ class Affine:
 
 @dataclass
 class Environment:
-    """What is known where an expression stands: the variables' forms and the extents of the loops around it."""
+    """The context of an expression: the affine forms of variables, and the extents of the loops around it."""
 
     values: dict[tirx.Var, Affine] = field(default_factory=dict)
     extents: list[int] = field(default_factory=list)

@@ -292,7 +292,7 @@ def _parallel(nest: Nest) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Reach:
-    """What memory a nest touches. ``sets`` are the bytes of the loops from each depth inwards."""
+    """The memory that a nest touches. ``sets`` are the working sets, in bytes, of the loops from each depth inwards."""
 
     traffic: tuple[float, ...]
     cold: float

@@ -60,7 +60,7 @@ def roofline(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def quality(scores: np.ndarray, seconds: np.ndarray) -> Quality:
-    """Of one task; ``seconds`` are infinite where a candidate failed."""
+    """The quality of a ranking of one task; ``seconds`` are infinite for candidates that failed."""
     faster = seconds[:, None] < seconds[None, :] * (1.0 - CLOSE)
     ahead = scores[:, None] - scores[None, :]
     right = ((ahead > 0) & faster).sum() + 0.5 * ((ahead == 0) & faster).sum()

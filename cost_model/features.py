@@ -173,7 +173,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _mix_vector(costs: list[NestCost], nests: list[Nest], on: Machine) -> list[float]:
-    """What the function as a whole is made of; costliest first."""
+    """Features of the whole function's composition, costliest nests first."""
     total = sum(cost.seconds for cost in costs) or 1.0
 
     def part(chosen: Callable[[Nest, NestCost], bool]) -> float:

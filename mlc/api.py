@@ -162,7 +162,7 @@ def build_with(
     compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None = None,
     on_decision: Callable[[Decision], None] | None = None, *, last: bool = False,
 ) -> Executable:
-    """What :meth:`mlc.Compilation.build` makes with a log given as to :func:`compile`."""
+    """:meth:`mlc.Compilation.build`, with ``log`` given as to :func:`compile`."""
     if log is False:
         return compilation.build(None, on_decision, last=last)
     if log is not None and not isinstance(log, str | os.PathLike | bool):

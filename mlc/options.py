@@ -52,7 +52,7 @@ class CompileOptions:
 
     @property
     def canonical(self) -> str:
-        """What differs from the defaults, equal for equal options; part of the names of what is decided under them."""
+        """The options that differ from the defaults, as text; part of the names under which decisions are stored."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return " ".join(f"{name}={','.join(sorted(value)) if isinstance(value, frozenset) else value}"
                         for name, value in changed.items())

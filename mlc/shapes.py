@@ -221,7 +221,7 @@ def parse_shape(shape: Shape) -> tuple[Range, ...]:
 
 
 def parse_shapes(words: Iterable[str]) -> dict[str, tuple[Range, ...]]:
-    """What ``--shape NAME=1..32,3,224,224`` says, given once for each input; raises :class:`UsageError`."""
+    """Parse ``--shape NAME=1..32,3,224,224``, given once for each input; raises :class:`UsageError`."""
     found: dict[str, tuple[Range, ...]] = {}
     for word in words:
         name, equals, text = word.rpartition("=")

@@ -137,7 +137,7 @@ class Size:
 
     @cached_property
     def usual(self) -> int:
-        """For the usual sizes of the free dimensions."""
+        """The value at the usual sizes of the free dimensions."""
         return evaluated(self.expr, {name: free.usual for name, free in in_scope().items()})
 
     def __add__(self, other: Any) -> Any:

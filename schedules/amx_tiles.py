@@ -73,7 +73,7 @@ def with_helpers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def called_names(stmt: tirx.Stmt) -> list[str]:
-    """What functions a statement calls by their names."""
+    """The names of the functions that a statement calls."""
     names: list[str] = []
     walk(stmt, (Call, lambda call: names.append(str(call.args[0].value)) if op_name(call) == "call_extern" else None))
     return names
@@ -130,7 +130,7 @@ def _loops(stmt: tirx.Stmt) -> list[tirx.For]:
 
 
 def _kind(block: s_tir.SBlock) -> str:
-    """What an innermost block does with tiles; empty for none."""
+    """The tile operation of an innermost block; empty for none."""
     inner: list[s_tir.SBlock] = []
     walk(block.body, (s_tir.SBlock, inner.append))
     names = [] if inner else called_names(block.body)
@@ -193,7 +193,7 @@ def _check_stretch(
 
 
 def _region(realize: s_tir.SBlockRealize) -> list[Any]:
-    """Where the block's part of the sums begins, in terms of the loops around it."""
+    """The origin of the block's part of the sums, in terms of the loops around it."""
     values = {it.var: value for it, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     return [replaced(each.min, values) for each in _sums(realize.block).region]
 

@@ -70,7 +70,7 @@ def _clamped(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _buffers(func: tirx.PrimFunc) -> list[tirx.Var]:
-    """What a function's blocks allocate."""
+    """The buffers that a function's blocks allocate."""
     found: list[tirx.Var] = []
     walk(func.body, (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)))
     return found

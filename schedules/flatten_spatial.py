@@ -64,7 +64,7 @@ def restored(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
-    """Those that compute something."""
+    """The blocks that compute something."""
     found: list[s_tir.SBlock] = []
     walk(func.body, (s_tir.SBlock, found.append))
     return [block for block in found if len(block.iter_vars)]

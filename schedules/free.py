@@ -80,12 +80,12 @@ def deciding(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
 
 
 def free_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """What :func:`shown_function` shows the sizes of; None for a function that has these alone."""
+    """The function with free sizes that :func:`shown_function` was made from; None for a function with fixed sizes."""
     return func.attrs[SHOWN] if func.attrs and SHOWN in func.attrs else None
 
 
 def least_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """What :func:`deciding` has noted; None for a function that stands for one size alone."""
+    """The function for the smallest sizes, as :func:`deciding` has noted it; None for a function with fixed sizes."""
     return func.attrs[LEAST] if func.attrs and LEAST in func.attrs else None
 
 

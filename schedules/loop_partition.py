@@ -146,7 +146,7 @@ def _at_most(a: Any, b: Any) -> Any:
 
 
 def _comparisons(statement: Any) -> list[Any]:
-    """Those of whole numbers."""
+    """The comparisons of integers."""
     found: list[Any] = []
     walk(statement, *((kind, found.append) for kind in _COMPARISONS))
     return [each for each in found if str(each.a.ty).startswith("int")]

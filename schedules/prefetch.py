@@ -166,7 +166,7 @@ def _first_index(loop: tirx.For, buffer: tirx.Buffer, from_start: bool = True) -
 
 
 def _indices(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[Any] | None:
-    """Where a block reads ``buffer`` itself, or hands it to an intrinsic."""
+    """The indices at which a block reads ``buffer`` itself, or passes it to an intrinsic."""
     loads: list[TensorLoad] = []
     walk(block.body, (TensorLoad, loads.append))
     found = [list(load.indices) for load in loads if load.source.same_as(buffer)]

@@ -70,7 +70,8 @@ def fuse_present_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _move(func: tirx.PrimFunc, nest: tirx.Stmt) -> _Move | None:
-    """What is to be done with a nest; None where it is no marked block alone, which a stage alone reads."""
+    """The fusion to be done with a nest; None unless it is a single marked block that is only read by a staging block.
+    """
     found = _inner(nest)
     if len(found) != 1 or PRESENT not in found[0].annotations:
         return None

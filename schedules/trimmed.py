@@ -146,7 +146,7 @@ def _extents(stage: _Stage, ends: Sequence[int | None] | None) -> list[Any]:
 
 
 def _analyzer(func: tirx.PrimFunc, stage: _Stage, extents: Sequence[Any]) -> sym.Analyzer:
-    """What is known of the function's free sizes and of a stage's axes."""
+    """An analyzer that knows the ranges of the function's free sizes and of a stage's axes."""
     analyzer = sym.Analyzer()
     free = zip(variables(func), func.attrs[SIZES], strict=True) if func.attrs and SIZES in func.attrs else ()
     for var, (low, high, _) in free:

@@ -294,7 +294,8 @@ def _as_used(table: Sequence[dict[str, Any]], weights: np.ndarray) -> list[np.nd
 
 
 def _elf_bytes(head: bytes) -> int | None:
-    """Where a 64-bit ELF file ends: after its section headers, which linkers write last. None for other files."""
+    """The size of a 64-bit ELF file: it ends after its section headers, which linkers write last. None for other files.
+    """
     if len(head) < 64 or head[:4] != _ELF or head[4] != 2:
         return None
     order = "<" if head[5] == 1 else ">"

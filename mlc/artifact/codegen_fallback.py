@@ -84,7 +84,8 @@ def _said(other: _Schedule) -> str:
 
 
 def _others(entry: BuiltFunction, task: Task, target: Target) -> Iterator[_Schedule]:
-    """What may be tried instead, best first. A GPU takes no loops as they stand: they are bound to no threads."""
+    """The schedules to try instead, best first. Unscheduled loops do not work on a GPU, since they are bound to no
+    threads."""
     spaces = (registry.find(task.func, target.tvm), registry.all_spaces(target.kind)[-1])
     for space in dict.fromkeys(spaces):
         for sch, decisions in islice(feasible_seeds(space, task.func, target.tvm), _SEEDS):

@@ -31,7 +31,8 @@ __all__ = ["ModelMeta", "compile_module"]
 
 @dataclass(frozen=True)
 class ModelMeta:
-    """What an artifact says of its model: a name, and names, shapes and types at its border, in ``main``'s order."""
+    """The model's metadata in an artifact: its name, and the names, shapes and types of inputs and outputs in
+    ``main``'s order."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -105,7 +106,7 @@ def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
 
 
 def _place(target: Target) -> dict[str, Any]:
-    """Where the code runs, where its inputs may begin, and what made it."""
+    """Metadata of the device, the alignment of inputs, and the versions of what built the code."""
     return {
         **({"alignment": BYTES} if target.kind == "llvm" else {}),
         "target": target.canonical, "target_attrs": target.attrs, "kind": target.kind, "threads": target.threads,
@@ -124,7 +125,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stored(tensor: tvm.runtime.Tensor, filters: Mapping[int, Filters]) -> tuple[dict[str, Any], np.ndarray]:
-    """What the metadata say of a weight, and its bytes: those of the filters that it is made of, if that is known."""
+    """A weight's entry in the metadata, and its bytes: those of the untransformed filters if it was made of some."""
     data, found = _bytes(tensor), filters.get(int(tensor.data_ptr()))
     if found is not None:  # an address may have come to belong to another constant
         again = transform_weight(found.weight, TRANSFORMED[found.algorithm])

@@ -48,7 +48,7 @@ def driver_missing() -> bool:
 
 
 def lacking(target: Target) -> str:
-    """What this machine lacks to run code for a target, in words; empty where it can."""
+    """What this machine lacks to run code for a target, in words; empty if nothing."""
     if target.kind == "cuda" and driver_missing():
         return "an NVIDIA driver"
     needed = target.tvm.host or target.tvm

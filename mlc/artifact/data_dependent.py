@@ -17,7 +17,7 @@ __all__ = ["truncated", "visible_outputs"]
 
 
 def visible_outputs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """What a caller sees of compiled code's outputs: without those that count, and with sizes that a call decides."""
+    """The outputs as a caller sees them: without the counts, and with free sizes for data-dependent lengths."""
     counts = {spec.length[1] for spec in specs if spec.length is not None}
     return tuple(_open(spec) for spec in specs if spec.name not in counts)
 

@@ -187,7 +187,7 @@ def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", strea
 
 
 def _in_order_of_streams(value: Any, stream: int) -> Any:
-    """What DLPack gives of a tensor on a GPU, its producer told to have done before the stream goes on."""
+    """Export a GPU tensor through DLPack, synchronising its producer's stream with ours."""
     where = getattr(value, "__dlpack_device__", None)
     return value.__dlpack__(stream=dlpack_number(stream)) if where is not None and where()[0] == CUDA else value
 

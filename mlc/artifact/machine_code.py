@@ -65,7 +65,7 @@ def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VM
 
 
 def object_names() -> list[str]:
-    """What the object files of :func:`generated` are called at most, in order."""
+    """The possible names of the object files of :func:`generated`, in order."""
     return [f"part{place}.o" for place in range(1, min(_EACH * physical_cores() + 1, _PARTS))]
 
 

@@ -115,7 +115,7 @@ def _item_bytes(dtype: str) -> int:
 
 
 def check_model(metadata: Mapping[str, Any]) -> None:
-    """What a compiled model says of itself, but for its weights."""
+    """Check the metadata of a compiled model, except for its weights."""
     _MODEL(metadata, "")
     _list_of(_text)(metadata.get("states", []), "states")
     starts = metadata.get("alignment", ALIGNMENT)
@@ -154,7 +154,7 @@ def variants(
 
 
 def check_variants(metadata: Sequence[Mapping[str, Any]]) -> None:
-    """What each variant of a model says of itself, and that they are variants of one model."""
+    """Check the metadata of each variant of a model, and that they are variants of the same model."""
     first = None
     for each in metadata:
         check_model(each)

@@ -80,10 +80,8 @@ class _Lifting:
 
 
 def aliased_outputs(func: relax.Function) -> tuple[bool, ...]:
-    """For each output of ``main``, whether its memory is an input's, a weight's, or an earlier output's.
-
-    Such an output is copied before a caller gets it.
-    """
+    """For each output of ``main``, whether its memory is that of an input, a weight or an earlier output. Such an
+    output is copied before a caller gets it."""
     bound = {binding.var: binding.value for binding in bindings(func)}
 
     def origin(expr: relax.Expr) -> relax.Expr:

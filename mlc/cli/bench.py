@@ -173,7 +173,7 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
 def _reference(
     args: argparse.Namespace, model: ModelArgument, specs: list[EngineSpec], inputs: dict[str, np.ndarray] | None
 ) -> list[np.ndarray] | None:
-    """What mlc computes of float32, where every engine may round; None where one does not."""
+    """Outputs that mlc computes in float32, if every engine may round; None if one does not."""
     if any(not spec.precision for spec in specs):
         return None
     assert inputs is not None

@@ -103,7 +103,7 @@ def _built_for(exe: Executable) -> dict[str, Any]:
 
 
 def _explanation(folder: Path, name: str, decisions: list[Decision]) -> dict[str, Any]:
-    """What was decided about substitutions, and where it is drawn; None where they are off, or went wrong."""
+    """The decision about substitutions, and where it is drawn; None if they are disabled or failed."""
     from mlc.report.substitutions import facts, write
 
     if not decisions:
@@ -125,7 +125,7 @@ def _dumping(report: Path | None) -> Iterator[None]:
 
 
 def _kernels(report: Path, exe: Executable) -> dict[str, Any]:
-    """What the compiler made of a GPU's kernels, for the first architecture, and of which function each is a part."""
+    """The compiler's report on a GPU's kernels, for the first architecture, with the function that each belongs to."""
     if exe.metadata["kind"] != "cuda":
         return {}
     from mlc.codegen.inspection import dumped
@@ -164,7 +164,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
 
 
 def _source(function: dict[str, Any]) -> str:
-    """Where a function's schedule comes from, and what failed before it was taken."""
+    """The origin of a function's schedule, and what failed before it was used."""
     replaced = function["replaced"]
     return f"{function['source']} ({replaced})" if replaced else str(function["source"])
 

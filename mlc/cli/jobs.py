@@ -90,7 +90,7 @@ def _source(name: str) -> Any:
 
 
 def _need_executors(jobs: Jobs) -> None:
-    """What is not installed would be waited for."""
+    """Check that executors are installed, rather than wait for them for ever."""
     from importlib.util import find_spec
 
     from mlc.errors import MeasureError

@@ -141,7 +141,7 @@ def _plot(path: Path, file: Path, text: str | None) -> Outcome:
 
 
 def _slim(record: Record) -> Record:
-    """What a plot needs of a record: nine tenths of it are its trace."""
+    """A record without what plots do not need: nine tenths of it are its trace."""
     return replace(
         record, trace="", decisions={}, code="", extra={}, task_key=sys.intern(record.task_key),
         task_name=sys.intern(record.task_name), space="", machine="", versions="", session=sys.intern(record.session),

@@ -24,7 +24,7 @@ _RANKED_BY = {"learned": "learned model", "roofline": "analytic estimate alone",
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
-    """What both take; ``output``: where the model goes."""
+    """The arguments of both commands; ``output``: add the path of the model to write."""
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="logs to train on (default: --log)")
     parser.add_argument("--log", metavar="FILE", help="the log (default: your own for the target)")
     if output:

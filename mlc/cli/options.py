@@ -95,7 +95,7 @@ def add_value(parser: argparse.ArgumentParser) -> None:
 
 
 def values(args: argparse.Namespace) -> dict[str, list[float]]:
-    """What --value says; raises :class:`UsageError`."""
+    """Parse --value; raises :class:`UsageError`."""
     found: dict[str, list[float]] = {}
     for word in args.values:
         name, equals, text = word.rpartition("=")
@@ -117,7 +117,7 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 
 def sizes(args: argparse.Namespace, inputs: Iterable[TensorSpec]) -> dict[str, int]:
-    """What --size says of the free sizes of ``inputs``; raises :class:`UsageError`."""
+    """Parse --size, given the free sizes of ``inputs``; raises :class:`UsageError`."""
     free = {size.name: size for spec in inputs for size in spec.shape if isinstance(size, Free)}
     found: dict[str, int] = {}
     for word in args.sizes:
@@ -137,7 +137,7 @@ def sizes(args: argparse.Namespace, inputs: Iterable[TensorSpec]) -> dict[str, i
 
 
 def shapes(args: argparse.Namespace) -> dict[str, tuple[Range, ...]] | None:
-    """What --shape says, None where it is left out; raises :class:`UsageError`."""
+    """Parse --shape, None if it was not given; raises :class:`UsageError`."""
     return parse_shapes(args.shapes) or None
 
 

@@ -35,6 +35,6 @@ class Command:
 
 
 def run_chosen(args: argparse.Namespace) -> Outcome:
-    """What a command of several does: ``run`` of the subcommand that was chosen."""
+    """Run the subcommand that was chosen."""
     outcome: Outcome = args.run(args)
     return outcome

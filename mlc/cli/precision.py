@@ -103,7 +103,7 @@ def _error(
 
 
 def line(document: dict[str, Any]) -> str:
-    """The same for people."""
+    """:func:`facts` as a line of text."""
     error = document["max_rel_err"]
     known = "unknown, since it has not run here" if error is None else f"{error:.2g} of the largest output"
     by = ", as this CPU computes it with the GPU's rounding" if document.get("max_rel_err_from") == "cpu" else ""

@@ -143,7 +143,7 @@ def _native() -> Iterator[Finding]:
 
 
 def cpu_findings(features: set[str], cpu: HostCpu) -> Iterator[Finding]:
-    """What code for this machine uses (LLVM's names of features) against what its CPU shows."""
+    """Compare the features that code for this machine uses (LLVM's names) with those that its CPU reports."""
     if lacking := cpu.hidden(features):
         yield Finding(
             "cpu features", "wrong", f"code would use {', '.join(lacking)}, which this (virtual) machine hides",

@@ -64,7 +64,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 
 def _check_inputs(words: list[str]) -> None:
-    """What is wrong whatever the model's inputs are named."""
+    """Report what is wrong with the options, whatever the model's inputs are."""
     certain = set()
     for word in words:
         name, equals, path = word.partition("=")
@@ -110,8 +110,8 @@ def _load_array(name: str, path: Path) -> np.ndarray:
 def _complete(
     exe: Executable, arrays: dict[str, np.ndarray], seed: int, sizes: dict[str, int]
 ) -> list[np.ndarray]:
-    """What was given, and seeded random values for the rest, in the model's order. Free sizes are those of what was
-    given, then ``sizes``, then the usual ones."""
+    """The given inputs, and seeded random values for the others, in the model's order. Free sizes are those of the
+    given inputs, then ``sizes``, then the usual ones."""
     from mlc.networks.inputs import random_inputs
 
     known = [spec.name for spec in exe.inputs]

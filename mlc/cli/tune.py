@@ -195,7 +195,7 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
 
 
 def _render_end(args: argparse.Namespace, report: TuneReport, document: dict[str, Any], console: Console) -> None:
-    """What failed, where the records are, and what to do next."""
+    """Print what failed, where the records are, and what to do next."""
     if report.failures:
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
         console.print(f"candidates that failed: {failed}", soft_wrap=True)

@@ -208,7 +208,7 @@ def merge_shapes(
 
 
 def _combined(linear: Linear, terms: Mapping[str, int | Free], given: Range | None) -> int | Free:
-    """What follows from the sizes ``terms``; it is ``given`` nothing else."""
+    """A size that is computed from the sizes ``terms``; ``given`` may only repeat it."""
     ranges = {name: size.range if isinstance(size, Free) else Range(size, size) for name, size in terms.items()}
     low, high = linear.within(ranges)
     if low < 0 or (given is not None and (given.low > low or given.high < high)):

@@ -42,7 +42,7 @@ class _Axis:
 
     @property
     def known(self) -> list[Any]:
-        """What :meth:`divisor` needs of sizes."""
+        """The sizes that :meth:`divisor` needs."""
         return [self.before - self.lead, self.counted]
 
     def divisor(self, window: Any, first: Any, counted: Any) -> Any:
@@ -95,7 +95,7 @@ def padded(bb: Any, name: str, inputs: Any, attrs: Mapping[str, Any]) -> tuple[A
 
 
 def _same(size: Any, taps: int, stride: int, dilation: int, *, upper: bool) -> _Axis:
-    """As ``auto_pad`` has it: a window for each ``stride`` elements that are begun."""
+    """Windows of ``auto_pad``: one for each ``stride`` elements, rounded up."""
     reach = (taps - 1) * dilation + 1
     total = reach - 1 - (size - 1) % stride  # negative where steps leave out the last elements
     least = total if reach >= stride else _at_least_zero(total)
@@ -105,8 +105,8 @@ def _same(size: Any, taps: int, stride: int, dilation: int, *, upper: bool) -> _
 
 
 def _up(size: Any, taps: int, stride: int, dilation: int, before: int, end: int, *, counts: bool) -> _Axis:
-    """As ``ceil_mode`` has it: windows that begin in the image or before it, the last of which may reach beyond what
-    is around it."""
+    """Windows of ``ceil_mode``: those that begin in the image or in the padding before it; the last may reach beyond
+    the padding."""
     reach = (taps - 1) * dilation + 1
     last = (size + before - 1 + min(end + stride - reach, 0)) // stride
     after = last * stride + reach - size - before

@@ -162,7 +162,7 @@ def _taken_apart(
 
 
 def _form(shape: Shape, name: str) -> tuple[Range, ...]:
-    """As :func:`mlc.shapes.parse_shape`, of sizes that may be 0 where they are numbers, as an array's are."""
+    """Like :func:`mlc.shapes.parse_shape`, but sizes that are numbers may be 0, as in an array."""
     try:
         sizes = None if isinstance(shape, str) else [
             size for size in shape if isinstance(size, int) and not isinstance(size, bool) and size >= 0]

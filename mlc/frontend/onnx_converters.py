@@ -167,8 +167,8 @@ def _batch_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """Of weights of 8 bits that folding left (:mod:`mlc.frontend.onnx_fold`), so that they are seen to be such; others
-    are TVM's to convert."""
+    """Casts of 8-bit weights that folding has left (:mod:`mlc.frontend.onnx_fold`), so that they are recognised as
+    such; others are converted by TVM."""
     from onnx import helper
     from tvm import relax
 
@@ -231,7 +231,7 @@ def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _equal(bb: Any, inputs: Sequence[Any], _attrs: dict[str, Any]) -> Any:
-    """Of truth values, which LLVM compares by no instruction that TVM asks for; of others, TVM's."""
+    """Equality of booleans, for which TVM's LLVM code generator has no instruction; others are converted by TVM."""
     if dtype_of(inputs[0]) != "bool":
         return None
     emit = emitter(bb)
@@ -239,7 +239,7 @@ def _equal(bb: Any, inputs: Sequence[Any], _attrs: dict[str, Any]) -> Any:
 
 
 def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """Of a type of its own; else TVM's."""
+    """``EyeLike`` with a type of its own; otherwise TVM's converter."""
     from onnx import helper
     from tvm import relax
 

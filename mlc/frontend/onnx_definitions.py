@@ -239,6 +239,7 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
 
 
 def definition_of(node: onnx.NodeProto) -> Expand | None:
-    """What a node of the standard domain is made of; None where it is converted as it is, or not at all."""
+    """The definition of a node of the standard domain in terms of others; None if it is converted directly, or not at
+    all."""
     applies, expand = _DEFINITIONS.get(node.op_type, (lambda _node: False, None))
     return expand if applies(node) else None

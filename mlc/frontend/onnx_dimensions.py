@@ -71,7 +71,7 @@ def make_one(inputs: Sequence[onnx.ValueInfoProto], agreed: Agreed) -> None:
 
 
 def _symbol(dims: Mapping[Place, Any], place: Place) -> str:
-    """What a free dimension is called; one without a name is given one."""
+    """The name of a free dimension; one without a name is given one."""
     dim, known = dims[place], {each.dim_param for each in dims.values()}
     if not dim.dim_param:
         name = "_".join(map(str, place))

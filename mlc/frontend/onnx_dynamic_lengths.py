@@ -116,7 +116,7 @@ def _divided(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int
 
 
 def _alone(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
-    """Of the first input, whose places stay where they are."""
+    """The rows of the first input, whose positions do not change."""
     own = given[0][1]
     return own.axis if own is not None and all(rows is None for _, rows in given[1:]) else None
 
@@ -234,7 +234,7 @@ def _reshaped(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> in
 
 
 def _flattened(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
-    """Into two axes, one of which is the same where it is put together with none."""
+    """``Flatten`` to two axes; an axis of data-dependent length must not be merged with another one."""
     axis, old = _alone(given, attrs, made), _shape(given[0][0])
     if axis is None:
         return None

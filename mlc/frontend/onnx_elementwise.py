@@ -204,7 +204,7 @@ def thresholded_relu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> A
 
 
 def bit_cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """The same bits as another type of as many."""
+    """Reinterpret the bits as another type of the same size."""
     from onnx import helper
     from tvm import relax, te, tirx
 

@@ -55,7 +55,7 @@ class Nodes:
 
     @property
     def _output(self) -> str:
-        """What new values are named by: nodes that an expansion makes share the name of the one they stand for."""
+        """The name of a new value: nodes that an expansion creates share the name of the one they replace."""
         return next((o for o in self.node.output if o), "node")
 
     def constant(self, array: np.ndarray | float | list[int], like: str = "") -> str:

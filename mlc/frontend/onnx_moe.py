@@ -46,11 +46,11 @@ class _Layer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its products."""
+        """The element type of its products."""
         return np.dtype("float32") if self.bits else self.matrices.dtype
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> _Layer:
-        """With a ``change`` of the columns, the last axis."""
+        """Apply a ``change`` to the columns, the last axis."""
         def of(array: np.ndarray | None) -> np.ndarray | None:
             return None if array is None else change(array)
 

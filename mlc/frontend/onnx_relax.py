@@ -176,7 +176,7 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def _mute_importer() -> None:
-    """What TVM's importer calls to print and to warn does nothing in threads that :func:`_quiet` is about."""
+    """Silence the prints and warnings of TVM's importer in threads within :func:`_quiet`."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
     def unless_muted(function: Callable[..., None]) -> Callable[..., None]:

@@ -24,7 +24,8 @@ _TYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class _Bins:
-    """Of a node: ``size`` bins of a region, each of ``samples`` along an axis; with 0 as many as it has pixels."""
+    """The bins of a node: ``size`` bins per region, each with ``samples`` along an axis; 0 means as many as it has
+    pixels."""
 
     size: tuple[int, int]
     samples: int
@@ -126,7 +127,7 @@ def _axis(rois: Any, region: Any, place: Any, axis: int, dtype: str, bins: _Bins
 
 
 def _sample(x: Any, image: Any, channel: Any, at: Sequence[Any], sizes: Sequence[Any], dtype: str) -> list[Any]:
-    """What a place between four pixels takes of each; beyond an edge, of those there."""
+    """Bilinear interpolation weights of a position between four pixels; beyond an edge, of the pixels at the edge."""
     from tvm import tirx
 
     near = []

@@ -49,7 +49,7 @@ def sequences(nodes: Nodes) -> list[str]:
 
 
 def _directions(nodes: Nodes, given: dict[str, Any]) -> list[tuple[bool, dict[str, Any]]]:
-    """For each direction whether it goes backwards, and the attributes of a layer of this one alone."""
+    """For each direction, whether it runs backwards, and the attributes of a layer of that direction."""
     direction = given.get("direction", b"forward").decode()
     if direction != "bidirectional":
         return [(direction == "reverse", {"direction": "forward"})]

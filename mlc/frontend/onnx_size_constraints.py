@@ -190,7 +190,7 @@ def _transposed(dims: Sequence[Dims], attrs: Mapping[str, Any]) -> Pairs:
 
 
 def _at_places(dims: Sequence[Dims], attrs: Mapping[str, Any]) -> Pairs:
-    """Of indices that are as long as the data, or shorter whatever the sizes."""
+    """Indices must be as long as the data, or shorter for all sizes."""
     data, places = dims[:2]
     if data and places:
         for axis, (whole, part) in enumerate(zip(data, places, strict=False)):
@@ -213,7 +213,7 @@ def _boxes(dims: Sequence[Dims], attrs: Mapping[str, Any]) -> Pairs:
 
 
 def _split(dims: Sequence[Dims], attrs: Mapping[str, Any]) -> Pairs:
-    """Into equal parts, unless their sizes are given."""
+    """The axis must be divisible into equal parts, unless their sizes are given."""
     count = int(attrs["tvm_custom"]["num_outputs"])
     if dims[0] and len(dims) < 2 and "split" not in attrs:
         size = dims[0][int(attrs.get("axis", 0))]

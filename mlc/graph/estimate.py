@@ -72,7 +72,7 @@ class Convolution:
 
     @property
     def image_bytes(self) -> float:
-        """What is read and written, weights left out."""
+        """The bytes read and written, without weights."""
         values = self.channels * math.prod(self.size) + self.filters * math.prod(self.out)
         return float(self.element * self.n * values)
 

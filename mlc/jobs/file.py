@@ -89,7 +89,7 @@ class Jobs:
 
     @property
     def results(self) -> Path:
-        """What the targets have brought, as JSON."""
+        """The results of the targets, as JSON."""
         return self.report.with_suffix(".json")
 
     def identity(self, target: JobTarget) -> str:

@@ -81,7 +81,7 @@ def _target(result: TargetResult) -> Iterable[str]:
 
 
 def _records(result: TargetResult) -> tuple[list[Record], list[Session]]:
-    """What the log has of the tasks, and its runs; nothing where it is gone."""
+    """The log's records of the tasks, and its runs; empty if the log is gone."""
     try:
         with TuningLog(Path(result.log), readonly=True) as log:
             return [record for key in result.tasks for record in log.records(key)

@@ -356,7 +356,7 @@ class _Run:
         )
 
     def _devices(self, job: JobTarget) -> Measuring:
-        """What measures for a target; the devices of the target before where they are the same."""
+        """The devices that measure for a target; those of the previous target if they are the same."""
         if self._reached is None or self._reached[0] != job.executor:
             self._leave()
             # the fleet tells of its devices for as long as it is there, in whichever run that is
@@ -401,7 +401,7 @@ def _whole(compilation: Compilation, path: Path) -> tuple[float, float] | None:
 
 
 def _shared(keys: Sequence[set[str]]) -> set[str]:
-    """What several of the sets have."""
+    """The elements that several of the sets contain."""
     return {key for i, own in enumerate(keys) for key in own if any(key in other for other in keys[:i])}
 
 

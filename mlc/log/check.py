@@ -89,7 +89,7 @@ def salvage(path: str | Path, out: str | Path) -> CheckReport:
 
 
 def _structure(source: Path) -> list[str]:
-    """What SQLite finds wrong with the file, empty for nothing."""
+    """SQLite's findings about the file's structure, empty for none."""
     try:
         with TuningLog(source, readonly=True) as log:
             lines = log.integrity()

@@ -150,7 +150,7 @@ def _copy_sound(folder: Path, into: Path) -> int:
 
 
 def _functions(line: str) -> list[tirx.PrimFunc] | None:
-    """Those of a workload; None of one that must not reach TVM."""
+    """The functions of a workload; None for one that must not be handed to TVM."""
     try:
         _digest, packed = json.loads(line)
         data = base64.b64decode(packed, validate=True)

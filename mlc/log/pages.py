@@ -22,7 +22,7 @@ _MAX_PAYLOAD = 64 * 1024 * 1024
 
 
 class _Torn(Exception):
-    """These bytes are not a row."""
+    """Raised for bytes that are not a row."""
 
 
 def raw_rows(path: Path, page_size: int) -> Iterator[tuple[Value, ...]]:

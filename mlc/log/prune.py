@@ -58,6 +58,6 @@ def _kept(
 
 
 def _copy(log: TuningLog, into: TuningLog, numbers: Sequence[int]) -> int:
-    """In the order of the log, in which the last comparison is told from the earlier ones; how many."""
+    """Copy records in the log's order, which distinguishes the last comparison from earlier ones; returns how many."""
     # encoded anew: what the file says about a record is not taken on trust
     return into.append_rows([row_of(record) for record in log.records_at(numbers)])

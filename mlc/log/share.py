@@ -40,7 +40,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What came from how many files; ``gains`` the largest first."""
+    """The result of a pull: the records of how many files, and the ``gains``, largest first."""
 
     files: int
     exchange: Exchange

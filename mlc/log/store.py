@@ -266,7 +266,7 @@ class TuningLog(AbstractContextManager["TuningLog"]):
         return dict(totals)
 
     def workload(self, task_key: str) -> Workload | None:
-        """What a task computes, None where the log does not say."""
+        """The workload of a task, None if the log does not have it."""
         return next(self._workloads(" WHERE task_key = ?", task_key), None)
 
     def workloads(self) -> Iterator[Workload]:
@@ -297,7 +297,7 @@ class TuningLog(AbstractContextManager["TuningLog"]):
         return self._rows("SELECT id, started, options, trials, seconds FROM sessions ORDER BY started, rowid")
 
     def integrity(self) -> list[str]:
-        """What SQLite finds wrong with the file's structure; empty for nothing."""
+        """SQLite's findings about the file's structure; empty for none."""
         lines = [line for (text,) in self._rows("PRAGMA integrity_check(20)") for line in str(text).splitlines()]
         return [line for line in lines if line != "ok" and not line.startswith("***")]
 
@@ -345,7 +345,7 @@ class TuningLog(AbstractContextManager["TuningLog"]):
                     yield workload
 
     def _decision(self, name: str) -> GraphDecision | None:
-        """What is kept under a name; None for what this mlc cannot read."""
+        """The blob stored under a name; None if this version cannot read it."""
         try:
             found = parse_decision((self.get_state(name) or b"").decode())
         except (codec.MalformedRecord, UnicodeDecodeError):

@@ -52,7 +52,7 @@ class Board:
         ).text()
 
     def missing(self, names: str) -> str:
-        """Those of the files that are not here, as JSON; room is made for them, and those that are here stay."""
+        """Those of the files that are not stored here, as JSON; room is made for them, and the others are kept."""
         wanted = [_checked(name) for name in json.loads(names)]
         for name in wanted:
             if name in self._files:

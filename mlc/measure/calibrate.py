@@ -263,7 +263,7 @@ class Kernels:
         return self._call(sch.mod, np.full(lanes, value, dtype), np.zeros((chains, lanes), dtype))
 
     def _dots(self, chains: int, kind: str) -> Callable[[], object]:
-        """As :meth:`_chains` with a dot product of the target's."""
+        """Like :meth:`_chains`, with a dot product of the target's."""
         lanes, name, (operand, total) = self._lanes, self._named[kind], _DOT_TYPES[kind]
         vector, width = f"{total}x{lanes}", self._on.lanes(operand)
 

@@ -144,7 +144,7 @@ def params_of(func: tirx.PrimFunc) -> tuple[Param, ...]:
 
 
 def _index_limits(func: tirx.PrimFunc, param: Any) -> tuple[int, ...]:
-    """What ``param``'s integers must stay below, where other loads are indexed with them; see :class:`Param`."""
+    """The bound of ``param``'s integers if other loads are indexed with them; see :class:`Param`."""
     if "int" not in str(param.dtype):
         return ()
     found: list[tuple[Any, int]] = []  # the place in the last axis (None: any) and the extent that is indexed

@@ -64,7 +64,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a device made of a job; None where it only says that it is lost."""
+    """A device's answer to a job; None if the job was lost."""
 
     device: str
     job: str
@@ -75,7 +75,7 @@ class Devices(Protocol):
     """How devices are reached. A name never stands for another device later."""
 
     def poll(self, timeout: float) -> list[Joined | Gone | Answered]:
-        """What has happened since the last call, waiting up to ``timeout`` seconds for it."""
+        """The events since the last call, waiting up to ``timeout`` seconds for one."""
 
     def expect(self, jobs: Sequence[Job]) -> None:
         """Jobs that devices will be given, in this order: what can be prepared without one may begin."""
@@ -176,7 +176,7 @@ class Fleet:
 
     @property
     def machine(self) -> str:
-        """What its devices are; empty before the first has come."""
+        """The description of its devices; empty before the first has joined."""
         return self._machine
 
     def status(self) -> list[DeviceStatus]:
@@ -379,7 +379,7 @@ def _controlled(jobs: int) -> bool:
 
 
 def _difference(device: _Device) -> str:
-    """What is wrong with a device's last control."""
+    """The deviation in a device's last control measurement."""
     if not device.factor:
         return "a candidate that works elsewhere fails here"
     slower = device.factor > 1

@@ -95,7 +95,7 @@ def undisturbed(
 
 
 def arrays(threads: int) -> list[np.ndarray]:
-    """What the arithmetic is done on: ``[threads, LANES]``, ``[ROUNDS]`` and room for the sums of each lane."""
+    """The operands of the computation: ``[threads, LANES]``, ``[ROUNDS]``, and space for the sums of each lane."""
     rng = np.random.default_rng(0)
     return [rng.random((threads, LANES), "float32"), rng.random((ROUNDS,), "float32"),
             np.zeros((threads, LANES), "float32")]

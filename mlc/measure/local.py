@@ -42,7 +42,7 @@ OnResult = Callable[[int, MeasureResult], None]
 
 @dataclass
 class _Reference:
-    """Where the reference outputs of a task lie, or why there are none."""
+    """The file of a task's reference outputs, or why there is none."""
 
     path: Path
     ready: bool = False
@@ -75,7 +75,7 @@ class Batch:
     fresh: bool = False
 
     def open(self) -> list[Candidate]:
-        """Those without a result."""
+        """The candidates without a result."""
         return [c for c in self.candidates if c.result is None]
 
     def settle(self, candidate: Candidate, result: MeasureResult) -> None:

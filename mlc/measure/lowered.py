@@ -57,7 +57,8 @@ def export_hashed(func: tirx.PrimFunc, target: tvm.target.Target, path: Path, ar
 
 
 def arithmetic(threads: int) -> tirx.PrimFunc:
-    """What :mod:`mlc.measure.gauge` times: a sum of products that the nearest cache holds, a share for each thread."""
+    """The computation that :mod:`mlc.measure.gauge` times: sums of products within the first-level cache, a share for
+    each thread."""
     x, y = (te.placeholder(shape, name=name) for shape, name in (((threads, LANES), "x"), ((ROUNDS,), "y")))
     r = te.reduce_axis((0, ROUNDS), name="r")
     products = te.compute((threads, LANES), lambda t, v: te.sum(x[t, v] * y[r], axis=[r]), name="products")

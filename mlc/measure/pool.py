@@ -70,7 +70,7 @@ class Pool:
         return worker is not None and worker in self._slots and worker.alive
 
     def slot_of(self, worker: WorkerProcess) -> int:
-        """Where to send jobs that need what ``worker`` holds."""
+        """The slot of ``worker``, for jobs that need what it holds."""
         return self._slots.index(worker)
 
     def slot_with(self, codes: frozenset[int]) -> int:

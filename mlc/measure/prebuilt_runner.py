@@ -24,8 +24,8 @@ __all__ = ["Interface", "PrebuiltRunner"]
 
 @dataclass(frozen=True)
 class Interface:
-    """What must be known of a task's function to call it: its parameters, and the paths of its reference outputs and of
-    the library that the machine's speed is read with."""
+    """What is needed to call a task's function: its parameters, and the paths of its reference outputs and of the
+    library of the speed gauge."""
 
     params: tuple[Param, ...]
     reference: str

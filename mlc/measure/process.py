@@ -48,7 +48,7 @@ class WorkerProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """What to wait on for :meth:`receive`."""
+        """The file descriptor to wait on for :meth:`receive`."""
         return self._stdout.fileno()
 
     @property

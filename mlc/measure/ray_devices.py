@@ -116,7 +116,7 @@ class RayDevices:
             raise
 
     def poll(self, timeout: float) -> list[Happening]:
-        """As in the protocol; Ray itself tells of nodes that die while they work."""
+        """See :class:`mlc.measure.fleet.Devices`; Ray itself reports nodes that die while they work."""
         deadline = time.monotonic() + timeout
         while True:
             self._look()
@@ -250,7 +250,7 @@ class RayDevices:
 
 
 def _own_token() -> dict[str, str]:
-    """For a cluster that nobody else is to use."""
+    """A token for a cluster that only this process uses."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 

@@ -38,7 +38,7 @@ def endpoint(place: str) -> tuple[str, int]:
 
 
 def proof(nonce: str) -> str:
-    """What shows that one knows the token, for one session."""
+    """The proof of knowing the token, for one session."""
     return hmac.new(get("MLC_TOKEN").encode(), nonce.encode(), hashlib.sha256).hexdigest()
 
 

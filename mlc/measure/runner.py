@@ -184,7 +184,7 @@ class Runner:
         raise NotImplementedError
 
     def _clock(self, job: Message) -> Callable[[], float]:
-        """Of the gauge, see :func:`mlc.measure.gauge.clock_of`."""
+        """The clock of the gauge, see :func:`mlc.measure.gauge.clock_of`."""
         raise NotImplementedError
 
     def _on_cpu(self, job: Message) -> bool:
@@ -196,7 +196,7 @@ class Runner:
         return native_last_level()
 
     def _synchronise(self, job: Message) -> tuple[Callable[[], None], ...]:
-        """What waits for calls that have only begun, if any may have."""
+        """A function that waits for asynchronous calls, if there may be any."""
         return ()
 
     def _tensor(self, array: np.ndarray, job: Message) -> Any:
@@ -319,6 +319,6 @@ def _reinterpret(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def last_line(error: Exception) -> str:
-    """What an error says in the end, in at most 500 characters."""
+    """The last line of an error's message, in at most 500 characters."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1][:500]

@@ -86,5 +86,5 @@ class GraphWriter:
 
 
 def _around(extents: Sequence[int], times: int) -> list[int]:
-    """What a window reads beyond either side of an image, ``times`` over."""
+    """The padding that a window needs on either side of an image, ``times`` over."""
     return [extent // 2 * times for extent in extents] * 2

@@ -22,12 +22,12 @@ _PIPE_WIDTH = 140
 
 
 def stdout_console() -> Console:
-    """Where results go."""
+    """The console for results."""
     return _console(stderr=False)
 
 
 def stderr_console() -> Console:
-    """Where progress goes."""
+    """The console for progress."""
     return _console(stderr=True)
 
 

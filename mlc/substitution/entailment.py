@@ -117,7 +117,7 @@ class Facts:
             self._usable = [(self._shift(p), ref) for p, ref in facts if str(ref) not in lower]
 
     def _shift(self, poly: Poly) -> Shifted:
-        """In the basis where every symbol with a lower bound is that bound plus a new, non-negative symbol."""
+        """Substitute every symbol with a lower bound by that bound plus a new nonnegative symbol."""
         total: Shifted = {}
         for monomial, factor in poly.terms:
             parts: Shifted = {(): factor}

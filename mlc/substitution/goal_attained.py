@@ -186,7 +186,7 @@ def _rise(goal: Goal, i: int, j: int, tools: Tools) -> bool:
 
 
 def _begun(goal: Goal) -> Goal:
-    """The same goal without the steps so far, which go before those to come."""
+    """The same goal without its steps so far, which precede those to come."""
     goal.steps = []
     return goal
 

@@ -221,7 +221,7 @@ def _ways(goal: Goal, number: int) -> Iterator[tuple[_Way, bool]]:
 
 
 def _relus(goal: Goal, number: int) -> Iterator[_Way]:
-    """Of ``x * (1/max(x, 0))``, the divisor: with the maximum beside it, x is that too."""
+    """The divisor of ``x * (1/max(x, 0))``: with the maximum beside it, x is that too."""
     term = goal.terms[number]
     known = goal.known(term.guards)
     for atom in term.atoms:

@@ -36,7 +36,7 @@ def settle_inside(goal: Goal) -> bool:
 
 
 def settle_defined(goal: Goal) -> bool:
-    """The same where terms are demands, each of which stays one."""
+    """The same for terms that are definedness demands, each of which stays one."""
     first = len(goal.divisors)
     changed = bool(_settle_divisors(goal))
     for divisor in goal.divisors[first:]:

@@ -66,7 +66,8 @@ def find_nonzero(goal: Goal, tools: Tools) -> bool:
 
 
 def find_defined(goal: Goal, tools: Tools) -> bool:
-    """The same where terms are demands: takes one away, or notes what more is defined where the source is."""
+    """The same for terms that are definedness demands: discharges one, or records what else is defined where the source
+    is."""
     before = len(goal.divisors)
     if _follows(goal, tools):
         for divisor in goal.divisors[before:]:

@@ -33,7 +33,7 @@ _PART = 0.75
 
 @dataclass(frozen=True)
 class Slabs:
-    """By axis of the output, how many elements differ before and behind those that agree."""
+    """For each axis of the output, how many elements differ before and after those that agree."""
 
     before: tuple[Poly, ...]
     behind: tuple[Poly, ...]

@@ -35,7 +35,7 @@ def families() -> list[Family]:
 
 
 def _family(name: str, depth: int, inputs: Mapping[str, str], steps: str, **uses: int) -> Family:
-    """With indices ``i``, which every gather is at."""
+    """A family with indices ``i``, at which every gather is."""
     made = family(name, depth, {**inputs, "i": _ROWS}, steps, _WORLD, **{"gather": 1, **uses})
     return replace(made, indices={"i": _WORLD["n"]})
 
@@ -57,7 +57,7 @@ def _norm(name: str, x: Call | str, parameters: str) -> Call:
 
 
 def _products() -> list[Family]:
-    """Of rows, of columns, and of matrices."""
+    """Families of products of rows, of columns, and of matrices."""
     rows = "gather axis=0"
     return [
         _family("gather-product", 2, {"x": "n k", "w": "k m"}, f"matmul;{rows}"),

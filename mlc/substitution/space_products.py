@@ -20,7 +20,8 @@ def families() -> list[Family]:
 
 
 def _chains() -> list[Family]:
-    """With a scale between the products, of everything or of rows; or a quotient, which nothing else takes out."""
+    """Families with a scale between the products, of everything or of rows; or with a quotient, which nothing else
+    covers."""
     chain = {"x": "b m k", "y": "b k l", "z": "b l n"}
     first, last = ("matmul", "x", "y"), ("matmul", "y", "z")
     left = {"number": ("", "mul"), "rows": ("b m 1", "mul"), "quotient": ("b m 1", "div")}

@@ -19,7 +19,7 @@ _JOINS = {"sum": "add", "max": "maximum"}
 
 
 def families() -> list[Family]:
-    """By operator, simple laws first."""
+    """The families by operator, simple laws first."""
     found = [family("lattice", 2, {"x": "n c", "y": "n c"}, "maximum;minimum;relu;neg", {"n": 2, "c": 4})]
     for op in ("sum", "mean", "max"):
         found += _movements(op)

@@ -22,7 +22,7 @@ _WHOLE = "I+J+K-2"
 
 
 def families() -> list[Family]:
-    """By operator: what joins, cuts and repeats, then what is added to rows."""
+    """The families by operator: concatenation, slicing and repetition first, then what is added to rows."""
     found: list[Family] = []
     found += _moved("softmax", _function("softmax axis=3"), "n {} h c")
     for name, parameters in _NORMS.items():

@@ -67,7 +67,7 @@ class TermGraph:
         return {(term.op, len(term.shape)) for term in self.terms if not term.leaf}
 
     def readers(self) -> dict[int, list[int]]:
-        """For each place, the places of the terms that read it."""
+        """For each term, the indices of the terms that read it."""
         found: dict[int, list[int]] = {i: [] for i in range(len(self.terms))}
         for place, term in enumerate(self.terms):
             for source in term.inputs:

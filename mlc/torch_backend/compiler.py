@@ -323,11 +323,11 @@ class _Specialised:
         return [result.laid_out(next(made)) if isinstance(result, _Result) else result for result in results]
 
     def _given(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """What the executable takes."""
+        """The arguments of the executable."""
         return [*(args[i].detach() for i in self._inputs), *(_number(args[i]) for i in self._numbers)]
 
     def _results_for(self, args: Sequence[Any]) -> list[Any]:
-        """What the graph returns for inputs of these sizes."""
+        """The graph's results for inputs of these sizes."""
         if self._others is None and self._results_of:
             return next(iter(self._results_of.values()))
         key = tuple((arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg
@@ -358,7 +358,7 @@ def _type(tensor: torch.Tensor | _Result) -> tuple[tuple[int, ...], str]:
 
 
 def _results(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """What the graph returns: a :class:`_Result` for each tensor, the value itself for what is none."""
+    """The graph's results: a :class:`_Result` for each tensor, and the value itself for anything else."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):

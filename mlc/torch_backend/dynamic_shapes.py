@@ -32,7 +32,7 @@ def is_symbol(value: Any) -> bool:
 
 
 def places(symbols: Symbols, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Where each size that is an argument stands among the shapes of the ``inputs``: by argument and axis."""
+    """The position of each size that is an argument among the shapes of the ``inputs``: by argument and axis."""
     known = {str(size): (i, axis) for i in inputs for axis, size in enumerate(symbols.get(i, ())) if is_symbol(size)}
     sizes = {i: str(value) for i, value in symbols.items() if is_symbol(value)}
     return {i: known[text] for i, text in sizes.items() if text in known}

@@ -64,7 +64,7 @@ def _bare(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch
 
 
 def composed(node: torch.fx.Node) -> Callable[..., Any] | None:
-    """What computes the same as a fused operator of PyTorch's inference, in operators that export keeps."""
+    """Replace a fused operator of PyTorch's inference by operators that export keeps."""
     function, drops = _COMPOSED.get(node.target, (None, None))
     return None if drops is not None and len(node.args) > drops and node.args[drops] else function
 

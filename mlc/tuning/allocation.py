@@ -284,5 +284,6 @@ def _affordable(trials: int | None, seconds: float | None) -> float:
 
 
 def _guess(state: TaskState, typical: float) -> float:
-    """What an unmeasured task takes: what its shipped schedule took, else its roofline over the ``typical`` part."""
+    """The assumed time of an unmeasured task: that of its shipped schedule, else its roofline divided by the
+    ``typical`` fraction."""
     return state.shipped if math.isfinite(state.shipped) else state.roofline / typical

@@ -136,7 +136,7 @@ class _Joint:
         return [_sum(entrant, times) for entrant in entrants]
 
     def fastest(self, entrants: Sequence[_Entrant]) -> _Entrant:
-        """By the tasks' times; the model's own, which comes first, unless another is faster."""
+        """The fastest graph by its tasks' times; the model's own, which comes first, unless another is faster."""
         times = self.seconds(entrants)
         return entrants[min(range(len(entrants)), key=times.__getitem__)]
 
@@ -223,7 +223,7 @@ class _Part:
         return found
 
     def calls(self) -> list[dict[str, int]]:
-        """What a call of a task saves counts so many times, for each graph."""
+        """How often a call of a task counts, for each graph."""
         return [{key: n * self.priority for key, n in entrant.calls.items()} for entrant in self.entrants]
 
     def kept(self, interrupted: bool) -> tuple[_Entrant, GraphReport | None]:
@@ -333,7 +333,7 @@ class JointTuning:
         return bool(self._reports) and self._reports[-1].reason == "interrupted"
 
     def _budget(self, part: float, reserved: float = 0.0) -> TuneOptions | None:
-        """What is left of a part of the budget; None where nothing is."""
+        """The remainder of a part of the budget; None if it is used up."""
         trials, seconds = self._options.trials, self._options.seconds
         if trials is not None:
             spent = self._rounds.spent_trials + sum(report.trials for report in self._reports)

@@ -36,7 +36,7 @@ class Experience:
 
     @staticmethod
     def of(readers: Iterable[LogReader], target: Target) -> Experience:
-        """What logs hold for ``target``."""
+        """The experience that logs hold for ``target``."""
         place = f"-{target.canonical}-"
         return Experience(
             record for reader in readers for summary in reader.tasks()

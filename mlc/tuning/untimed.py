@@ -72,11 +72,8 @@ def need_compiler(target: Target) -> None:
 
 
 def inspect(candidate: Candidate, target: tvm.target.Target) -> list[Kernel]:
-    """What the compiler makes of a candidate's kernels, for each of the target's architectures.
-
-    Raises what TVM raises for a candidate that it cannot lower, and :class:`mlc.errors.BuildError` where the compiler
-    refuses it.
-    """
+    """Compile a candidate's kernels for each of the target's architectures, and inspect the result. Raises what TVM
+    raises for a candidate that it cannot lower, and :class:`mlc.errors.BuildError` if the compiler refuses it."""
     assert candidate.module is not None, "a candidate must be scheduled to be compiled"
     shared = DynamicShared()
     func = prepared(candidate.module["main"], target).with_attr("global_symbol", "main")

@@ -175,7 +175,7 @@ class Gemm(Space):
 
 
 class IntegerGemm(Gemm):
-    """The same for blocks annotated ``"dense_integer"``, of activations by packed weights of the forms of
+    """Matrix products for blocks annotated ``"dense_integer"``, of activations with packed weights in the forms of
     :mod:`schedules.intrin.dot`. ``k`` counts steps."""
 
     name = "cpu.gemm_integer"
@@ -202,7 +202,7 @@ class IntegerGemm(Gemm):
 
 
 class ByteGemm(IntegerGemm):
-    """The same for blocks annotated ``"dense_bytes"``, whose pairs of products saturate."""
+    """Matrix products for blocks annotated ``"dense_bytes"``, whose pairwise sums saturate."""
 
     name = "cpu.gemm_bytes"
     op = BYTES
@@ -210,7 +210,8 @@ class ByteGemm(IntegerGemm):
 
 
 class BfloatGemm(IntegerGemm):
-    """The same for blocks annotated ``"dense_bfloat"``, of bfloat16 by packed weights, with steps of two products."""
+    """Matrix products for blocks annotated ``"dense_bfloat"``, of bfloat16 with packed weights, with steps of two
+    products."""
 
     name = "cpu.gemm_bfloat"
     op = BFLOAT

@@ -59,7 +59,7 @@ class Intrinsic:
 
     @property
     def computes(self) -> str:
-        """What the name says that is computed, by whichever machine."""
+        """The computation that the name stands for, independent of the machine."""
         return self.name.removeprefix(PREFIX).partition(".")[0]
 
     def supported(self, target: tvm.target.Target) -> bool:

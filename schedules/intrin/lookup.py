@@ -34,7 +34,7 @@ _Look = Callable[[tirx.Buffer, Any], list[Any]]
 
 
 def lookup(lanes: int) -> str:
-    """What an intrinsic computes that looks up the fields of ``lanes`` words."""
+    """The name of the computation that looks up the fields of ``lanes`` words."""
     return f"lookup{lanes}"
 
 

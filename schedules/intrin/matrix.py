@@ -31,12 +31,12 @@ _ROUNDED = 1e-6
 
 
 def matrix(left: str, right: str) -> str:
-    """What an intrinsic computes that multiplies 2 x k elements of the two types."""
+    """The name of the computation that multiplies 2 x k elements of the two types."""
     return f"matrix_{left}_{right}"
 
 
 def product(form: str) -> str:
-    """What an intrinsic computes that multiplies operands of a form."""
+    """The name of the computation that multiplies operands of a form."""
     return matrix("uint8", "int8") if form == BYTE_PAIRS else matrix("bfloat16", "bfloat16")
 
 

@@ -64,7 +64,7 @@ class NodeGraph:
         return frozenset(found)
 
     def origins(self, mod: tvm.IRModule) -> Origins:
-        """What each call of a module that was lowered from this one comes from."""
+        """The nodes that each call of a module lowered from this one computes."""
         func = mod["main"]
         merged = (func.attrs or {}).get(MERGED, {})
         bound = {b.var: b.value for b in bindings(func)}

@@ -88,7 +88,7 @@ def keep_states(mod: tvm.IRModule, states: Mapping[str, int], names: Sequence[st
 
 
 def _source(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """What ``expr`` is another name of; a concatenation of one tensor is that."""
+    """The expression that ``expr`` is an alias of; a concatenation of a single tensor is an alias."""
     while (value := bound.get(expr)) is not None:
         if isinstance(value, relax.Call) and op_name(value) == "relax.concat" and len(value.args[0].fields) == 1:
             value = value.args[0].fields[0]

@@ -36,12 +36,12 @@ class Lines:
 
     @property
     def lines(self) -> int:
-        """Of the image, with the zeros around it."""
+        """The number of lines of the image, padding included."""
         return self.height + self.pads[0] + self.pads[2]
 
     @property
     def columns(self) -> int:
-        """That the last window ends with."""
+        """The number of columns up to the end of the last window."""
         return (self.out[1] - 1) * self.strides[1] + self.taps
 
 

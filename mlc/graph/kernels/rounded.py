@@ -43,7 +43,7 @@ def has_rounded(target: Target, bits: int) -> bool:
 
 
 def half_range(bits: int) -> int:
-    """What is added to integers of ``bits`` bits and to their zero points."""
+    """The offset that makes integers of ``bits`` bits, and their zero points, unsigned."""
     return 1 << (bits - 1)
 
 

@@ -55,12 +55,12 @@ class Split:
 
     @cached_property
     def panels(self) -> np.ndarray:
-        """What :func:`dense_bytes` reads."""
+        """The weights that :func:`dense_bytes` reads."""
         return pack_dense(self.kept, dot.QUADS)
 
     @cached_property
     def packed_rest(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What :func:`remainder` reads."""
+        """The weights that :func:`remainder` reads."""
         return pack_remainder(self.rest)
 
 

@@ -37,7 +37,8 @@ def rows_of_word(bits: int) -> int:
 
 
 def moved_by(bits: int) -> int:
-    """What is added to integers of ``bits`` bits and to their zero points."""
+    """The offset that makes integers of ``bits`` bits, and their zero points, unsigned (0 for 8 bits, which stay
+    signed)."""
     return 1 << (bits - 1) if bits < 8 else 0
 
 

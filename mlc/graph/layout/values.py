@@ -47,7 +47,7 @@ class _Value:
 
 
 class Values:
-    """What a graph's variables are in the function that ``bb`` builds, each in the layouts made of it so far."""
+    """The values of a graph's variables in the function that ``bb`` builds, each in the layouts made so far."""
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         self.bb = bb

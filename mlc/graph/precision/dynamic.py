@@ -181,7 +181,7 @@ def _rows(size: int) -> int:
 
 
 def _signed(expr: relax.Expr, scope: Scope) -> relax.Expr | None:
-    """What ``expr`` is moved up from to uint8, by 128."""
+    """The int8 expression that ``expr`` is shifted to uint8 from, by 128."""
     cast = scope.call(expr, "astype")
     moved = scope.call(cast.args[0], "add") if cast is not None else None
     wide = scope.call(moved.args[0], "astype") if moved is not None else None

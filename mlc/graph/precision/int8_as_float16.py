@@ -52,7 +52,7 @@ def _activation(expr: relax.Expr, scope: Scope) -> Dequantised | None:
 
 
 def _halves(operand: Dequantised, scope: Scope) -> relax.Expr:
-    """What the integers lie above their zero point."""
+    """The integers minus their zero point, as float16."""
     data, zero = operand.data, operand.affine.zero.astype(np.int32).reshape(())
     if zero:
         data = scope.emit(op.subtract(scope.emit(op.astype(data, "int32")), constant(zero)))

@@ -48,7 +48,7 @@ def quantise(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 def _largest(expr: relax.Expr, scope: Scope) -> float:
-    """What the magnitude of ``expr``, the epilogue of a product, does not exceed."""
+    """An upper bound on the magnitude of ``expr``, the epilogue of a product."""
     call = scope.call(expr, "astype", "dequantize", "nn.conv2d", "matmul", *_EPILOGUE)
     if call is None or dtype_of(expr) not in ("float32", "int32"):
         array = array_of(expr)

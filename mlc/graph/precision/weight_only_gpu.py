@@ -41,7 +41,7 @@ def activations(
 
 
 def uncast(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """What a conversion between float32 and 16-bit floats converts; anything else as it is."""
+    """The operand of a conversion between float32 and 16-bit floats; anything else unchanged."""
     value = bound.get(expr) if isinstance(expr, relax.Var) else None
     if not isinstance(value, relax.Call) or op_name(value) != "relax.astype":
         return expr

@@ -114,7 +114,7 @@ class _Widening:
         return self._builder.emit(relax.op.astype(expr, dtype))
 
     def _result(self, expr: relax.Expr) -> relax.Expr:
-        """What the function returns, of the types that it had."""
+        """The function's result, with its original types."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._result(field) for field in expr.fields])
         if isinstance(expr.ty, relax.TupleType):

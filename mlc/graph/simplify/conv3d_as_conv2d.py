@@ -69,11 +69,11 @@ class _Depth:
         return [t for t in range(self.kernel) if any(0 <= self._place(o, t) < self.size for o in range(self.out))]
 
     def met(self, tap: int) -> list[int]:
-        """For each output, the depth that the tap meets; outside of the volume is padding."""
+        """For each output, the depth index that the tap reads; outside of the volume is padding."""
         return [self._place(o, tap) for o in range(self.out)]
 
     def counts(self) -> list[int]:
-        """For each output, how many taps meet no padding."""
+        """For each output, how many taps read no padding."""
         return [sum(0 <= self._place(o, t) < self.size for t in range(self.kernel)) for o in range(self.out)]
 
     def _place(self, out: int, tap: int) -> int:
@@ -86,7 +86,7 @@ def _depth(call: relax.Call, kernel: int) -> _Depth:
 
 
 def _windows(images: relax.Expr, depth: _Depth, fill: float, scope: Scope) -> list[relax.Expr]:
-    """What each of ``depth.taps`` meets, as a batch of images of the result's depth."""
+    """The slices that each of ``depth.taps`` reads, as a batch of images with the result's depth."""
     met = [depth.met(tap) for tap in depth.taps]
     before = max(0, -min(places[0] for places in met))
     after = max(0, max(places[-1] for places in met) - depth.size + 1)

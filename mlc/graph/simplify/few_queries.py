@@ -92,7 +92,7 @@ class _Use:
 
 
 class _Main:
-    """What there is to know of main: what its variables are bound to, and who reads them."""
+    """The bindings and uses of the variables of ``main``."""
 
     def __init__(self, func: relax.Function) -> None:
         self.bound = {binding.var: binding.value for binding in bindings(func)}
@@ -206,7 +206,7 @@ def _is(value: Any, *names: str) -> bool:
 
 
 def _is_softmax(value: Any) -> bool:
-    """Of the last axis."""
+    """Whether it is a softmax over the last axis."""
     return _is(value, "relax.nn.softmax") and int(value.attrs.axis) in (-1, len(shape_of(value)) - 1)
 
 
@@ -215,7 +215,7 @@ def _is_moved(value: relax.Expr) -> bool:
 
 
 def _moved(value: relax.Expr, var: relax.Var, places: np.ndarray) -> np.ndarray | None:
-    """Where the elements come from of what moves elements only."""
+    """Where elements come from, for operators that only move elements."""
     if _is(value, *_VIEWS) and fixed(shape_of(var)):
         return places.reshape(shape_of(var))
     if _is(value, "relax.permute_dims"):

@@ -99,7 +99,7 @@ def take_of_one(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 def _parts(expr: relax.Expr, scope: Scope) -> tuple[Sequence[relax.Expr], int] | None:
-    """What a concatenation joins, and along which axis."""
+    """The parts of a concatenation, and its axis."""
     call = scope.call(expr, "concat")
     fields = scope.value(call.args[0]) if call is not None else None
     if call is None or not isinstance(fields, relax.Tuple):

@@ -158,7 +158,7 @@ def _matmul(call: relax.Call, window: Window) -> Part | None:
 
 
 def _convolution(call: relax.Call, window: Window) -> Part | None:
-    """Of some images, by some of the filters; a window inside an image is none of the operand's."""
+    """Windows over images of the batch and over filters; a window within an image is not pushed to the operand."""
     images, filters, *inside = _known(window, {1})
     plain = str(call.attrs.data_layout).startswith("NC") and str(call.attrs.kernel_layout).startswith("OI")
     if not plain or int(call.attrs.groups) > 1:
@@ -237,7 +237,7 @@ def _concat(call: relax.Call, window: Window) -> Part | None:
 
 
 def _take(call: relax.Call, window: Window) -> Part | None:
-    """Of indices that are known, the range that they are in."""
+    """Known indices: the range that they span."""
     data, indices = map(shape_of, call.args)
     if call.attrs.axis is None:
         return None
@@ -266,7 +266,7 @@ def _take(call: relax.Call, window: Window) -> Part | None:
 
 
 def _taken(call: relax.Call, window: Window, axis: int) -> Part:
-    """Of indices that are known when the model runs, the elements that they take."""
+    """Indices known at run time: the elements that they select."""
     data, indices = map(shape_of, call.args)
     taken = Taken(call.args[1], str(call.attrs.mode), math.prod(indices))
     operand = (*window[:axis], taken, *window[axis + len(indices) :])
@@ -359,7 +359,8 @@ _LAWS: Mapping[str, Law] = {
 
 
 def _part(value: relax.Expr, window: Window) -> Part | None:
-    """What covers a window of a binding's value and is worth it; None for all of it."""
+    """The smallest supported part that covers a window of a binding's value, if that is worth it; None for all of it.
+    """
     law = _LAWS.get(op_name(value).removeprefix("relax.")) if isinstance(value, relax.Call) else None
     if law is None or not any(window):
         return None
@@ -371,7 +372,7 @@ def _part(value: relax.Expr, window: Window) -> Part | None:
 
 
 def _reads(value: relax.Expr) -> Part | None:
-    """What a slice reads although all of it is read."""
+    """The window that a slice reads of its operand, although all of the slice is read."""
     if not isinstance(value, relax.Call) or op_name(value) not in (SLICE, "relax.take"):
         return None
     try:

@@ -59,7 +59,8 @@ class Extracted(NamedTuple):
 
 
 class Problem:
-    """What there is to choose and what it costs. Constants are expressed by the fewest operators beforehand."""
+    """The options of every class and their costs. Constant classes are reduced beforehand to their options with the
+    fewest operators."""
 
     def __init__(self, choices: Choices, cost: CostOf, held: Callable[[tuple[int, ...]], float]) -> None:
         self.choices = choices
@@ -77,7 +78,7 @@ class Problem:
                 self.costs[each, place] = cost(option, choices.shapes[each])
 
     def seconds(self, pick: Pick) -> float:
-        """What a choice costs."""
+        """The cost of a choice."""
         needed = self.needed(pick)
         total = sum(self.held[c] for c in needed if c in self.held)
         for each in needed:
@@ -135,7 +136,7 @@ def extract(problem: Problem, *, count: int = 1, work: float = math.inf, seconds
 
 
 def greedy(problem: Problem) -> Pick:
-    """For each class the option whose tree is cheapest: sharing is not seen, but there are no cycles."""
+    """For each class the option with the cheapest tree: acyclic, but ignorant of sharing."""
     best: dict[int, tuple[float, int]] = {}
     readers: dict[int, set[int]] = {}
     for each, options in problem.options.items():
@@ -309,7 +310,7 @@ def _is_product(option: ENode) -> bool:
 
 
 def _products(problem: Problem, pick: Pick) -> frozenset[tuple[int, ENode]]:
-    """What a choice computes that takes time: its products, and its outputs where it has none."""
+    """What takes time in a choice: its products, or its outputs if it has none."""
     needed = [each for each in problem.needed(pick) if each in problem.options]
     found = frozenset((each, pick[each]) for each in needed if _is_product(pick[each]))
     return found or frozenset((each, pick[each]) for each in needed)
@@ -340,7 +341,8 @@ def _reachable(choices: Choices) -> list[int]:
 
 
 def _fewest(choices: Choices) -> dict[int, ENode]:
-    """For each constant class the option that the fewest operators make; without those that nothing known makes."""
+    """For each constant class, the option with the fewest operators; classes that nothing known computes are omitted.
+    """
     best: dict[int, tuple[int, ENode]] = {}
     changed = True
     while changed:

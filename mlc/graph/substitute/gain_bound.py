@@ -48,8 +48,8 @@ class _Bound:
 
     def part(self, patterns: Sequence[Pattern], earlier: Sequence[Pattern] = (),
              orders: Sequence[Pattern] = ()) -> float:
-        """Of rules that join products, of those that reduce or repeat something else, and of those that take products
-        in another order."""
+        """The bounds of rules that join products, that reduce or repeat something else, and that reassociate products.
+        """
         best: dict[int, float] = {}
         group: dict[int, int] = {}
         for pattern in patterns:
@@ -69,7 +69,7 @@ class _Bound:
         return saved / total if total else 0.0
 
     def _sums(self) -> float:
-        """What is saved where the terms of one sum that are made of one tensor become the longest of them."""
+        """The gain if the terms of a sum that are computed from the same tensor became the longest of them."""
         saved = 0.0
         for group in shared(self._graph):
             seconds = [self._own(self._classes[place]) for place in group]
@@ -77,7 +77,7 @@ class _Bound:
         return saved
 
     def _reduced(self, patterns: Sequence[Pattern]) -> float:
-        """What is saved where products and all behind them, up to reductions that may come earlier, were free."""
+        """The gain if products, and everything after them up to reductions that may move earlier, were free."""
         graph, nearest = self._egraph, set[int]()
         pending = [graph.find(match.classes[output]) for pattern in patterns
                    for match in islice(pattern.matches(graph), _MATCHES) for output in pattern.rule.source.outputs]
@@ -92,8 +92,8 @@ class _Bound:
         return sum(self._own(each) for each in nearest) * (1.0 + _AROUND)
 
     def _ordered(self, patterns: Sequence[Pattern]) -> float:
-        """What is saved where each product of products is taken in the cheapest of the orders that are one step away,
-        twice that for those that are further."""
+        """The gain if each product of products took the cheapest order that is one step away; twice that if others are
+        further away."""
         best: dict[int, float] = {}
         for pattern in patterns:
             for match in islice(pattern.matches(self._egraph), _MATCHES):
@@ -104,14 +104,14 @@ class _Bound:
         return 2.0 * sum(best.values())
 
     def _repeated(self) -> float:
-        """What is saved where products of what is repeated were free."""
+        """The gain if products of repeated operands were free."""
         if not any(node.op in ("expand", "gather") for nodes in self._egraph.nodes.values() for node in nodes):
             return 0.0
         return sum(self._own(each) for each, nodes in self._egraph.nodes.items() for node in nodes
                    if node.op in PRODUCTS and any(repeated(self._egraph, i) for i in node.inputs)) * (1.0 + _AROUND)
 
     def _looked_up(self) -> float:
-        """What is saved where all that is computed of rows of constants, each for itself, were free."""
+        """The gain if everything that is computed row by row from gathered rows of constants were free."""
         rows: dict[int, bool] = {}
         for each in self._classes:  # operands first
             each = self._egraph.find(each)
@@ -144,7 +144,7 @@ class _Bound:
         return [] if needed or len(set(found)) < len(found) else found
 
     def _gain(self, pattern: Pattern, match: Match) -> float:
-        """What a match saves if slices, concatenations and all else that it brings were free."""
+        """The gain of a match if slices, concatenations and all else that it adds were free."""
         graph = self._egraph
         before = 0.0
         for place, wanted in enumerate(pattern.source):

@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def saved(self) -> float:
-        """What ours saves in one run."""
+        """The seconds that our graph saves per run."""
         return self.theirs - self.ours
 
 
@@ -68,7 +68,7 @@ def bound(ours: Sequence[Task], theirs: Sequence[Task], price: Price) -> tuple[f
 
 
 def call_seconds(task: Task) -> float:
-    """From one kernel's last instruction to the next one's first, besides the start of its threads."""
+    """The seconds between one kernel's last instruction and the next one's first, apart from starting its threads."""
     return machine(task.target.tvm).call_seconds
 
 

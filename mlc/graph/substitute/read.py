@@ -233,7 +233,7 @@ class _Reader:
         return place
 
     def _combination(self, call: relax.Call) -> int:
-        """Of operands of one rank."""
+        """An elementwise combination of operands of one rank."""
         rank = len(shape_of(call))
         operands = []
         for arg in call.args:

@@ -66,7 +66,7 @@ def _operators(side: Graph) -> _Operators:
 
 @lru_cache(maxsize=1 << 12)
 def _benefits(before: _Operators, after: _Operators, names: Sequence[str]) -> Mapping[frozenset[str], Benefit]:
-    """By the operators of both sides: a rule at one rank is of the same use at another."""
+    """Cached by the operators of both sides, since a rule has the same benefit at every rank."""
     source, target = (_Side(Graph(tuple(Node(op, inputs) for op, inputs in nodes), outputs))
                       for nodes, outputs in (before, after))
     found: dict[frozenset[str], Benefit] = {}
@@ -118,7 +118,7 @@ class _Side:
         return sum(behind) - sum(node.op == "expand" for node in self.graph.nodes)
 
     def _behind(self, holds: Callable[[str], bool]) -> list[bool]:
-        """Of each operator, whether something holds of it or of one that it is computed from."""
+        """For each operator, whether something holds for it or for one that it is computed from."""
         found: list[bool] = []
         for node in self.graph.nodes:
             found.append(holds(node.op) or any(found[ref[0]] for ref in node.inputs if not isinstance(ref, str)))

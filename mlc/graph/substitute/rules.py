@@ -91,7 +91,7 @@ class Patterns(Sequence[Pattern]):
 
     @cached_property
     def _ways(self) -> list[list[tuple[frozenset[str], frozenset[str]]]]:
-        """For each rule and direction the operators that it asks for and those that it brings."""
+        """For each rule and direction, the operators that it matches and those that it introduces."""
         ways = []
         for rule in self._rules:
             both = (rule.turned if turned else rule for turned in _directions(rule))

@@ -186,7 +186,7 @@ class _Saturation:
         return not any(b & m for i, b in enumerate(below) for j, m in enumerate(members) if i != j)
 
     def _group(self, pattern: Pattern, match: Match) -> tuple[object, ...]:
-        """What products have in common that a rule could join in any order."""
+        """The key of products that a rule could join in any order."""
         return (pattern.rule.name, *(self._egraph.find(match.classes[name]) for name in pattern.shared))
 
     def _chained(self, pattern: Pattern, found: Sequence[Match]) -> Iterator[Match]:

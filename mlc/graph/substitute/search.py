@@ -121,7 +121,7 @@ def _searched(
     mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options,
     compile_options: CompileOptions, reading: Reading,
 ) -> tuple[Found, list[Rule]]:
-    """What is found, and the rules that it rests on which were not checked."""
+    """The graphs found, and the rules that they depend on whose certificates were not checked."""
     started = time.monotonic()
     weights = sum(array.nbytes for array in reading.constants)
     costs = Costs(target, weights, compile_options, scale=dict(options.scale))
