@@ -1,9 +1,9 @@
 """Extraction: the cheapest choice of one option for every e-class that is needed.
 
 An integer program over the e-graph, solved by HiGHS (Huangfu and Hall, 2018), as in Tensat (Yang et al., "Equality
-saturation for tensor graph superoptimization", 2021). A choice that is a cycle is cut off when it turns up, since
-few do. A greedy choice and the graph as it was stand by: the best of the three is taken. (As a bound in the program
-their cost keeps HiGHS from finding anything for long.)
+saturation for tensor graph superoptimization", 2021). Cyclic choices are cut off when they occur, which is rare. A
+greedy choice and the original graph are alternatives: the best of the three is taken. (Their cost as a bound in the
+program keeps HiGHS from finding anything for a long time.)
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CostOf = Callable[[ENode, tuple[int, ...]], Cost]
 
 @dataclass(frozen=True)
 class Extraction:
-    """An option for each class that the outputs need, and what they cost in seconds. ``how`` is ``program``,
-    ``greedy`` or ``original``."""
+    """An option for each class that the outputs need, and their cost in seconds. ``how`` is ``program``, ``greedy`` or
+    ``original``."""
 
     pick: Pick
     seconds: float
@@ -50,8 +50,7 @@ class Extraction:
 
 
 class Extracted(NamedTuple):
-    """The choices that were found, the work that was done, and what stopped the program before its end: ``work`` or
-    ``seconds``, None for neither."""
+    """The choices found, the work done, and what ended the program early: ``work``, ``seconds``, or None."""
 
     choices: list[Extraction]
     work: float
@@ -115,10 +114,10 @@ class Problem:
 
 
 def extract(problem: Problem, *, count: int = 1, work: float = math.inf, seconds: float = PATIENCE) -> Extracted:
-    """Up to ``count`` choices, best first, the best no worse than the greedy one and the graph as it was.
+    """Up to ``count`` choices, best first; the best is no worse than the greedy one and the original graph.
 
-    The first is the cheapest if HiGHS proves it within its limits. Each further one differs from all before in the
-    products that it computes. ``work`` is what may be done, and ``seconds`` when to stop nonetheless, as in
+    The first is optimal if HiGHS proves that within its limits. Each further one differs from all before in the
+    products that it computes. ``work`` bounds the work, and ``seconds`` the time, as in
     :class:`~mlc.substitution.egraph.Limits`.
     """
     found = [Extraction(pick, problem.seconds(pick), how) for pick, how in (
