@@ -110,9 +110,9 @@ class Compilation:
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
         counted = next((spec.name for spec in imported.outputs if spec.length is not None), None)
         if counted is not None and resolved.kind == "cuda":
-            raise ModelError(f"on a GPU the shape of every output must follow from those of inputs, but the numbers "
-                             f"decide how long {counted} of {imported.name} is; compile the model for a CPU, or end it "
-                             "before what counts")
+            raise ModelError(f"on a GPU the shape of every output must follow from those of inputs, but the length of "
+                             f"{counted} of {imported.name} depends on the data; compile the model for a CPU, or end "
+                             "it before the operator that counts")
         return cls(imported, resolved, options)
 
     @classmethod

@@ -116,8 +116,8 @@ class Executable:
         Raises :class:`mlc.errors.InputError` before anything is written, and :class:`mlc.errors.ArtifactError`.
         """
         if len(self._all) > len(self.outputs):
-            raise InputError(f"the shapes of all outputs must follow from those of inputs, but the numbers decide some "
-                             f"of {self._name}; call it instead")
+            raise InputError(f"the shapes of all outputs must follow from those of inputs, but some of {self._name} "
+                             "depend on the data; call it instead")
         values = _in_order(self.inputs, inputs, "input")
         targets = _in_order(self.outputs, outputs, "output")
         with self._lock:
@@ -140,8 +140,8 @@ class Executable:
         """
         free = [spec for spec in self.outputs if spec.free]
         if free:
-            raise InputError(f"every output must have one shape, but a call decides that of {free[0]}; call the model "
-                             "once, and give arrays of the shapes that come")
+            raise InputError(f"every output must have a fixed shape, but that of {free[0]} depends on the call; call "
+                             "the model once, and give arrays of the shapes that it returns")
         return [runtime.array_of(runtime.empty_tensor(spec.sized(), spec.dtype)) for spec in self.outputs]
 
     def time(self, /, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:

@@ -103,8 +103,8 @@ def _check_borders(graph: Graph, name: str) -> None:
         if value.type.WhichOneof("value") in ("sequence_type", "optional_type"):
             held = str(value.type.WhichOneof("value")).removesuffix("_type")
             raise ModelError(f"how many tensors an output holds must follow from the inputs' shapes, but {value.name} "
-                             f"of {name} is a {held} of which numbers decide it; take the tensors out of it inside the "
-                             "model")
+                             f"of {name} is a {held} whose length depends on the data; take the tensors out of it "
+                             "inside the model")
     if not graph.outputs:
         raise ModelError(f"a model must give some tensor, but the outputs of {name} hold none; give out something else")
     for value in (*graph.inputs, *graph.outputs):
