@@ -25,7 +25,7 @@ SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
-.PHONY: damage judges rules rules-beyond bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
+.PHONY: fuzz judges rules rules-beyond bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
 .PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet
 .PHONY: bench-executors bench-recurrent bench-written bench-avx2 bench-gpu test-gpu sanitize-gpu clean
 
@@ -38,7 +38,7 @@ help:
 	@echo "make rules          regenerate the library of substitutions and compare it with the shipped one (minutes)"
 	@echo "make rules-beyond   search part of the operator table uniformly for rules that the library lacks (minutes)"
 	@echo "make judges         check every shipped rule with Z3 and on 10,000 random instances (minutes; resumes)"
-	@echo "make damage         feed thousands of damaged, crafted and random files: none may crash, hang or give a wrong result (hours)"
+	@echo "make fuzz           feed thousands of damaged, crafted and random files: none may crash, hang or give a wrong result (hours)"
 	@echo "make bench          the README's table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
 	@echo "make bench-kernels  every kernel's fraction of the machine's peak (a minute)"
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; resumes)"
@@ -102,12 +102,12 @@ rules-beyond: $(STAMP)
 	@$(BIN)/mlc rules generate -o build/rules-beyond --beyond
 
 judges: $(STAMP)
-	@$(BIN)/python -m tests.damage.judges --state build/judges.jsonl
+	@$(BIN)/python -m tests.fuzz.judges --state build/judges.jsonl
 
-damage: $(STAMP)
+fuzz: $(STAMP)
 	@failed=; for what in "artifacts 1000" "rules 200" "certificates 1000" "wrong_rules 3000" "logs 1000" "models 10000" \
 			"random_models 1000"; do \
-		set -- $$what; echo "$$2 $$1"; $(BIN)/python -m tests.damage.$$1 --count $$2 || failed="$$failed $$1"; \
+		set -- $$what; echo "$$2 $$1"; $(BIN)/python -m tests.fuzz.$$1 --count $$2 || failed="$$failed $$1"; \
 	done; test -z "$$failed" || { echo "something ended badly of:$$failed"; exit 1; }
 
 bench: $(STAMP)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tests.damage.growing import Growing
+from tests.fuzz.growing import Growing
 
 __all__ = ["OPERATORS", "Operators"]
 

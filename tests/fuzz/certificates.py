@@ -1,4 +1,4 @@
-"""Forged certificates, none of which may be accepted: ``python -m tests.damage.certificates --count 1000 --seed 0``.
+"""Forged certificates, none of which may be accepted: ``python -m tests.fuzz.certificates --count 1000 --seed 0``.
 
 Each stands for a rule that evaluation shows to be wrong. Some were made for a right rule that the wrong one was, some
 are built to deceive: by quotients of variables that may be 0, by guards that a step takes away, by terms that cancel
@@ -20,8 +20,8 @@ from mlc.substitution.codec import RuleError, content_hash, dump_rule, load_rule
 from mlc.substitution.prove import Proved, Refuted, prove
 from mlc.substitution.refute import find_counterexample
 from mlc.substitution.shipped import shipped_rules
-from tests.damage import harness
-from tests.damage.harness import Case, Outcome
+from tests.fuzz import harness
+from tests.fuzz.harness import Case, Outcome
 from tests.unit.substitution.mutants import KINDS, PARTIAL_KINDS, mutant
 from tests.unit.substitution.small_rules import BY_CASES, NEARLY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from mlc.substitution.shipped import shipped_rules
-from tests.damage import judges
+from tests.fuzz import judges
 
 
 def test_judges_resume_and_say_what_is_against(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,6 @@
-"""Random sound models, each of which must compile and be right: ``python -m tests.damage.random_models --count 1000``.
+"""Random sound models, each of which must compile and be right: ``python -m tests.fuzz.random_models --count 1000``.
 
-Networks of :mod:`tests.damage.random_networks`, compiled for this CPU or a lesser one of its kind and compared with
+Networks of :mod:`tests.fuzz.random_networks`, compiled for this CPU or a lesser one of its kind and compared with
 onnxruntime, which evaluates each node alone. Those of free sizes have what mlc refuses in one line (which of a number
 and a size is smaller, say); of static sizes, all should be right. Quantised ones may be a step off, and further as far
 as integers that are a step off move them, but not on average. ``--verbose`` prints what was refused, and why.
@@ -16,9 +16,9 @@ from random import Random
 import numpy as np
 
 from mlc.errors import MlcError
-from tests.damage import harness
-from tests.damage.harness import Case, Outcome
-from tests.damage.random_networks import KINDS, Allowed, Network, random_network
+from tests.fuzz import harness
+from tests.fuzz.harness import Case, Outcome
+from tests.fuzz.random_networks import KINDS, Allowed, Network, random_network
 
 __all__ = ["KINDS", "case_network", "check", "main", "target_of"]
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from mlc import api  # noqa: F401
     from mlc.frontend import load_model
-    from tests.damage.networks import network
+    from tests.fuzz.networks import network
 
     load_model(network("dense"))
     return harness.main(KINDS, check, argv, seconds=SECONDS, extra_bytes=8 << 30)

@@ -1,6 +1,6 @@
 """Tuning logs that were damaged or crafted: what is compiled with one is right, or the log is refused in one line.
 
-``python -m tests.damage.logs --count 1000 --seed 0``
+``python -m tests.fuzz.logs --count 1000 --seed 0``
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mlc.errors import LogError
 from mlc.log import TuningLog
 from mlc.testing.measuring import FakeMeasurer
 from mlc.tuning import TuneOptions, tune_tasks
-from tests.damage.harness import SECONDS, Case, Outcome, main
-from tests.damage.log_files import STRATEGIES, TARGET, TRIALS, model, prepare, tasks_of, written
+from tests.fuzz.harness import SECONDS, Case, Outcome, main
+from tests.fuzz.log_files import STRATEGIES, TARGET, TRIALS, model, prepare, tasks_of, written
 
 __all__ = ["CASE_SECONDS", "STRATEGIES", "check", "warm_up"]
 

@@ -1,15 +1,15 @@
-"""A sample of what ``python -m tests.damage.artifacts`` tries, in a process that has run no compiled code yet."""
+"""A sample of what ``python -m tests.fuzz.artifacts`` tries, in a process that has run no compiled code yet."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from tests.damage.artifacts import STRATEGIES
+from tests.fuzz.artifacts import STRATEGIES
 
 
 def test_damaged_and_crafted_artifacts_are_refused_or_right() -> None:
-    command = [sys.executable, "-m", "tests.damage.artifacts", "--count", str(2 * len(STRATEGIES)), "--seed", "11"]
+    command = [sys.executable, "-m", "tests.fuzz.artifacts", "--count", str(2 * len(STRATEGIES)), "--seed", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     cases, refused, right, *bad = map(int, done.stdout.splitlines()[-1].split()[1:])

@@ -1,4 +1,4 @@
-"""A sample of the damage to files of rules; ``python -m tests.damage.rules --count 200`` is the whole."""
+"""A sample of the damage to files of rules; ``python -m tests.fuzz.rules --count 200`` is the whole."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from mlc.substitution import check as _checker  # noqa: F401 - imported here, not in every case
 from mlc.substitution.shipped import shipped_rules
-from tests.damage.harness import BAD, Case, run
-from tests.damage.rules import STRATEGIES, check
+from tests.fuzz.harness import BAD, Case, run
+from tests.fuzz.rules import STRATEGIES, check
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,9 +1,9 @@
 """Random networks of operators that models use: sound files, of which every one must compile and be right.
 
-A network starts from random inputs and grows (:mod:`tests.damage.growing`) by operators of its kind
-(:mod:`tests.damage.random_operators`). "quantised" ones have integers of 8 bits between most of them, "fused" ones are
+A network starts from random inputs and grows (:mod:`tests.fuzz.growing`) by operators of its kind
+(:mod:`tests.fuzz.random_operators`). "quantised" ones have integers of 8 bits between most of them, "fused" ones are
 what onnxruntime makes of such, with its own operators on integers; "f16" and "bf16" ones are of 16-bit floats
-(:mod:`tests.damage.growing_smaller`).
+(:mod:`tests.fuzz.growing_smaller`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.damage.growing import OPSET, Arrays, Growing
-from tests.damage.growing_smaller import Halved, Quantised
-from tests.damage.random_operators import OPERATORS
+from tests.fuzz.growing import OPSET, Arrays, Growing
+from tests.fuzz.growing_smaller import Halved, Quantised
+from tests.fuzz.random_operators import OPERATORS
 
 __all__ = ["KINDS", "Allowed", "Network", "random_network"]
 

@@ -1,5 +1,5 @@
 """Shipped rules before both judges that are no part of the checker, with progress, and resumed where it was ended:
-``python -m tests.damage.judges --instances 10000 --state build/judges.jsonl``.
+``python -m tests.fuzz.judges --instances 10000 --state build/judges.jsonl``.
 
 Each rule is evaluated at random (sizes include 1, values 0) and put to Z3, a rule for many ranks at the lowest and the
 highest. A rule that Z3 has not done with in a minute counts as unknown. What was judged is noted by the hash of the

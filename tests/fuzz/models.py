@@ -1,4 +1,4 @@
-"""Damaged ONNX files: ``python -m tests.damage.models --count 10000 --seed 0``.
+"""Damaged ONNX files: ``python -m tests.fuzz.models --count 10000 --seed 0``.
 
 Every case is imported; every tenth of a kind is compiled, run, and compared with onnxruntime (and, where they differ,
 with onnx's reference evaluator) on the files that those accept. Most damage leaves no model, so that such a case draws
@@ -20,9 +20,9 @@ import onnx
 
 from mlc.errors import MlcError
 from mlc.testing.targets import runs
-from tests.damage import harness
-from tests.damage.harness import Case, Outcome
-from tests.damage.onnx_damage import DAMAGES, damaged
+from tests.fuzz import harness
+from tests.fuzz.harness import Case, Outcome
+from tests.fuzz.onnx_mutations import DAMAGES, damaged
 
 __all__ = ["check", "main"]
 
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from mlc import api  # noqa: F401
     from mlc.frontend import load_model
-    from tests.damage.networks import network
+    from tests.fuzz.networks import network
 
     load_model(network("dense"))  # the importer's own imports
     return harness.main(STRATEGIES, check, argv)

@@ -1,4 +1,4 @@
-"""A sample of the random models; ``python -m tests.damage.random_models --count 1000`` is the whole."""
+"""A sample of the random models; ``python -m tests.fuzz.random_models --count 1000`` is the whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from mlc.frontend import load_model
-from tests.damage.harness import Case, Outcome, run
-from tests.damage.networks import network
-from tests.damage.random_models import SECONDS, _agree, case_network, check
-from tests.damage.random_networks import KINDS, Allowed
+from tests.fuzz.harness import Case, Outcome, run
+from tests.fuzz.networks import network
+from tests.fuzz.random_models import SECONDS, _agree, case_network, check
+from tests.fuzz.random_networks import KINDS, Allowed
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlc.errors import LogError
-from tests.damage.harness import Case, Outcome, cases, main, run, table
+from tests.fuzz.harness import Case, Outcome, cases, main, run, table
 
 
 def _check(case: Case) -> Outcome:

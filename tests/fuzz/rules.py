@@ -1,4 +1,4 @@
-"""Damaged files of rules: ``python -m tests.damage.rules --count 200 --seed 0``.
+"""Damaged files of rules: ``python -m tests.fuzz.rules --count 200 --seed 0``.
 
 A rule that was wrong must not be proved: what is proved is evaluated at random sizes on random integers.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.damage import harness
-from tests.damage.harness import Case, Outcome
+from tests.fuzz import harness
+from tests.fuzz.harness import Case, Outcome
 
 __all__ = ["STRATEGIES", "check", "main"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from tests.damage.networks import NETWORKS, network
+from tests.fuzz.networks import NETWORKS, network
 
 __all__ = ["DAMAGES", "damaged"]
 

@@ -1,4 +1,4 @@
-"""Wrong rules, none of which may be proved: ``python -m tests.damage.wrong_rules --count 3000 --seed 0``.
+"""Wrong rules, none of which may be proved: ``python -m tests.fuzz.wrong_rules --count 3000 --seed 0``.
 
 Shipped rules and laws that are proved in cases, with one change each, a third of them a partial function that cancels.
 Only those that evaluation shows to be wrong count; the others are refused as no case. A search for a proof that has not
@@ -18,8 +18,8 @@ from mlc.substitution.prove import Proved, Refuted, prove
 from mlc.substitution.refute import find_counterexample
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
-from tests.damage import harness
-from tests.damage.harness import Case, Outcome
+from tests.fuzz import harness
+from tests.fuzz.harness import Case, Outcome
 from tests.unit.substitution.mutants import KINDS, PARTIAL_KINDS, mutant
 from tests.unit.substitution.small_rules import BY_CASES
 

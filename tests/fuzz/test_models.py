@@ -1,4 +1,4 @@
-"""A sample of the damage to model files; ``python -m tests.damage.models --count 10000`` is the whole."""
+"""A sample of the damage to model files; ``python -m tests.fuzz.models --count 10000`` is the whole."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 import mlc
 from mlc.frontend import load_model
-from tests.damage import models
-from tests.damage.harness import BAD, Case, Outcome, run
-from tests.damage.models import STRATEGIES, check
-from tests.damage.networks import NETWORKS, network
+from tests.fuzz import models
+from tests.fuzz.harness import BAD, Case, Outcome, run
+from tests.fuzz.models import STRATEGIES, check
+from tests.fuzz.networks import NETWORKS, network
 
 #: for each kind of damage the seed of a file that is a model all the same, one that takes little time
 SOUND = {

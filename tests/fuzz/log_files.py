@@ -68,7 +68,7 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 def _folder() -> Path:
     """A whole log as ``log.db``, ``log.jsonl`` and MetaSchedule's ``database``, written by a process of its own."""
     name = _temporary().name
-    subprocess.run([sys.executable, "-m", "tests.damage.log_files", name], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "tests.fuzz.log_files", name], check=True, capture_output=True)
     return Path(name)
 
 

@@ -3,7 +3,7 @@
 A check reads (and runs) one damaged thing and says whether what it gave is right, wrong or refused. What it cannot say
 of itself is seen from outside: that it crashed, hung, took too much memory, or ended in a traceback.
 
-A module of this folder names its strategies and ends in :func:`main`; ``python -m tests.damage.artifacts --count 1000
+A module of this folder names its strategies and ends in :func:`main`; ``python -m tests.fuzz.artifacts --count 1000
 --seed 0`` then prints the table and exits with 1 if anything was wrong, crashed, hung or ended in a traceback.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.damage.growing import Growing
+from tests.fuzz.growing import Growing
 
 __all__ = ["Halved", "Quantised"]
 

@@ -1,12 +1,12 @@
-"""A sample of forged certificates and wrong rules; ``make damage`` is the whole."""
+"""A sample of forged certificates and wrong rules; ``make fuzz`` is the whole."""
 
 from __future__ import annotations
 
 import pytest
 
 from mlc.substitution.shipped import shipped_rules
-from tests.damage import certificates, wrong_rules
-from tests.damage.harness import BAD, Case, run
+from tests.fuzz import certificates, wrong_rules
+from tests.fuzz.harness import BAD, Case, run
 
 
 @pytest.mark.parametrize("strategy", certificates.STRATEGIES)

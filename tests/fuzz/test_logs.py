@@ -1,11 +1,11 @@
-"""A sample of the damaged and crafted tuning logs; ``python -m tests.damage.logs --count 1000`` tries many."""
+"""A sample of the damaged and crafted tuning logs; ``python -m tests.fuzz.logs --count 1000`` tries many."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.damage.harness import BAD, cases, run
-from tests.damage.logs import CASE_SECONDS, STRATEGIES, check, warm_up
+from tests.fuzz.harness import BAD, cases, run
+from tests.fuzz.logs import CASE_SECONDS, STRATEGIES, check, warm_up
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,6 +1,6 @@
 """Compiled models that were damaged or crafted: each is refused in one line, or computes what the whole one does.
 
-``python -m tests.damage.artifacts --count 1000 --seed 0``
+``python -m tests.fuzz.artifacts --count 1000 --seed 0``
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import mlc
 from mlc.artifact import runtime
 from mlc.cpu import host_flags
-from tests.damage.artifact_files import CONTENTS, Written, parts, some_range, whole
-from tests.damage.harness import Case, Outcome, main
+from tests.fuzz.artifact_files import CONTENTS, Written, parts, some_range, whole
+from tests.fuzz.harness import Case, Outcome, main
 
 __all__ = ["STRATEGIES", "check"]
 
@@ -34,7 +34,7 @@ def _inputs() -> list[np.ndarray]:
 @cache
 def _expected() -> list[bytes]:
     """What the whole artifact computes, in a process of its own."""
-    code = ("import sys, pickle, mlc; from tests.damage.artifacts import _inputs\n"
+    code = ("import sys, pickle, mlc; from tests.fuzz.artifacts import _inputs\n"
             "sys.stdout.buffer.write(pickle.dumps([a.tobytes() for a in mlc.load(sys.argv[1])(*_inputs())]))")
     with Written(whole()) as path:
         done = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True)
