@@ -1,7 +1,7 @@
 """Arguments aligned to 16 bytes only, as memory of C libraries and numpy is, rather than to 64 bytes, as memory that
 compiled code allocates is.
 
-Code generation takes it from a buffer's declaration how loads of vectors may be written.
+Code generation derives from a buffer's declared alignment how vectors may be loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BYTES = 16
 
 
 def relax_alignment(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with buffers of :data:`ANYWHERE` that are aligned to :data:`BYTES` alone; the same object where it
-    has none."""
+    """Declare buffers of parameters marked :data:`ANYWHERE` as aligned to :data:`BYTES` only. Returns the same object
+    if there are none."""
     if not (func.attrs and ANYWHERE in func.attrs):
         return func
     params = [func.params[int(number)] for number in func.attrs[ANYWHERE]]

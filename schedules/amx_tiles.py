@@ -1,10 +1,10 @@
 """Lowering of loops whose sums are kept in AMX tiles, and checks that a stored trace uses tiles correctly.
 
-The intrinsics of :mod:`schedules.intrin.tiles` name a buffer of sums that is never there. So they mean what they say
-only together: a thread's tiles have been given the shapes that all of them take, sums are cleared, added to and stored
-in one stretch, and nothing else names the buffer. A space marks the loop around all that (:func:`mark`); the lowering
-configures each thread's tiles before it and releases them after it (:func:`with_tiles`); a stored trace, which may come
-from anyone, is refused where it does otherwise (:func:`check_tiles`).
+The intrinsics of :mod:`schedules.intrin.tiles` name a buffer of sums that is never allocated. They are therefore only
+meaningful together: the tiles of a thread are configured with common shapes; sums are cleared, accumulated and stored
+without interruption; and nothing else accesses the buffer. A space marks the loop around all that (:func:`mark`);
+lowering configures each thread's tiles before it and releases them after it (:func:`with_tiles`); a stored trace, which
+is untrusted, is refused if it does otherwise (:func:`check_tiles`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_tiles(value: Any) -> bool:
 
 
 def mark(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, m: int, n: int, depth: int) -> None:
-    """Say that all in ``loop`` uses tiles of these shapes."""
+    """Mark ``loop`` as using tiles of these shapes."""
     sch.annotate(loop, MARK, [m, n, depth])
 
 
@@ -42,8 +42,8 @@ def mark(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, m: int, n: int, depth
 
 
 def with_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with its marked loops between a configuration and a release of tiles, once in each thread where the
-    loop is parallel; the same object where none is marked."""
+    """Configure tiles before each marked loop and release them after it, once per thread if the loop is parallel.
+    Returns the same object if no loop is marked."""
     marked: list[tirx.For] = []
     walk(func.body, (tirx.For, lambda loop: marked.append(loop) if MARK in loop.annotations else None))
     if not marked:
@@ -64,7 +64,7 @@ def with_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def with_helpers(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The lowered function together with the functions that are its tile instructions, which LLVM inlines."""
+    """Add the functions in LLVM IR that stand for tile instructions, which LLVM inlines."""
     texts = sorted({text for name in called_names(func.body) if (text := helper(name))})
     if not texts:
         return func
@@ -83,9 +83,9 @@ def called_names(stmt: tirx.Stmt) -> list[str]:
 
 
 def check_tiles(func: tirx.PrimFunc) -> None:
-    """Raise :class:`InvalidDecision` where tiles do not hold the sums that the function names: where a step of them is
-    outside of a marked loop or of other shapes than it, or not in the order zero, products, store, of one part of a
-    buffer that nothing else names; or where a loop around them is no thread's own, or taken apart by the lowering."""
+    """Raise :class:`InvalidDecision` if tiles do not hold the sums that the function names: if a tile operation is
+    outside of a marked loop, has other shapes, or is not in the order zero, products, store on one part of a buffer
+    that nothing else accesses; or if a loop around them is shared by threads, or is partitioned by lowering."""
     used, loops = _uses(func.body), _loops(func.body)
     marked = [loop for loop in loops if MARK in loop.annotations]
     if not used and not marked:

@@ -1,7 +1,7 @@
 """Constant extents for the local buffers of functions with free sizes.
 
-TVM derives a tile's extents from what a block touches. It knows no ranges (``T.min((n - 1) // 16 + 1, 1) * 16`` is 16
-for every ``n`` from 1), and a ragged tile may have any extent for it.
+TVM derives a buffer's extents from what a block touches, without knowing the ranges: ``T.min((n - 1) // 16 + 1, 1) *
+16`` is 16 for every ``n`` from 1 on, and a partial tile may have any extent for it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """Hides conditions from TVM's LoopPartition that it would partition wrongly.
 
-TVM's ``LoopPartition`` cuts a marked loop where the conditions in it begin or cease to hold, so that a ragged end is
-tested and what lies before it is not. Where a condition depends on loops around as well, as that of a triangle does,
-the place of the cut may lie before the loop or behind it, and the pass takes that for a number of iterations: it runs
-the loop from a negative index on. Such a condition is written so that the pass cannot solve it. So are several that
-cut one loop at free sizes, as of the parts that a concatenation puts together: which cut comes first is simplified
-without end. And so is one by a free size inside of the place that is read, as of a border that mirrors an image: cut
-there, the last tile reads elsewhere. What lies before the first cut and behind the last overlaps where an image is so
-small that the last comes first, and both are run: a sum must not be cut by such conditions.
+``LoopPartition`` cuts a marked loop where conditions in it start or cease to hold, so that only a partial end is
+tested. It cannot handle
+
+- a condition that also depends on loops around (a triangle, say): the cut may lie before or after the loop, which the
+  pass takes for a number of iterations, so that it runs the loop from a negative index;
+- several conditions that cut one loop at free sizes (the parts of a concatenation): the simplification of which cut
+  comes first does not end;
+- a condition on a free size inside an index (a mirrored border): once it is cut, the last tile reads elsewhere;
+- a reduction whose first and last cuts overlap for small images: the overlap would be executed twice.
+
+Such a condition is written in a form that the pass cannot solve.
 """
 
 from __future__ import annotations

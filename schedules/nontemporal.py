@@ -24,19 +24,18 @@ _HEADER = "!0 = !{i32 1}"
 
 
 def nontemporal_store(store: tirx.Stmt) -> tirx.Stmt:
-    """A statement whose stores of whole vectors go past the caches."""
+    """Mark the vector stores of a statement as non-temporal."""
     return tirx.AttrStmt(tirx.const(0, "int32"), _MARK, tirx.const(1, "int32"), store)
 
 
 def with_store_fence(body: tirx.Stmt) -> tirx.Stmt:
-    """A thread's work, and at its end the wait for what it has stored so."""
+    """A thread's work, followed by a fence for its non-temporal stores."""
     return tirx.SeqStmt([body, tirx.Evaluate(tirx.call_extern("void", _WAIT))])
 
 
 def lower_nontemporal_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A lowered function whose marked stores of vectors are calls of what LLVM makes such stores of; the same object
-    where nothing is marked or awaited. Vectors that may begin elsewhere than at a multiple of their size are stored as
-    others are."""
+    """Replace marked vector stores by calls that LLVM compiles to non-temporal stores. Returns the same object if
+    nothing is marked. Vectors that may not be aligned to their size are stored normally."""
     helpers: dict[str, str] = {}
     values: dict[Any, Any] = {}
     walk(func.body, (tirx.Bind, lambda bound: values.update({bound.var: replaced(bound.value, values)})))

@@ -1,10 +1,10 @@
 """Packed narrowing stores: four vectors of 32-bit integers are clipped to bytes and stored with one instruction.
 
-A sum of products that is requantised ends as ``uint8(max(min(sum, 255), 0))``. Of one vector at a time LLVM clips it,
-narrows it by an instruction that takes two steps of one unit, and stores a quarter of a vector. Where four vectors, or
-two, go to neighbouring places, they are narrowed together: first to 16 bits and then to 8, both with saturation, which
-is all the clipping there is to do (``packssdw``, ``packuswb``, ``packsswb``). The pieces of 128 bits that these work on
-are put in order by one shuffle.
+A requantised sum of products ends as ``uint8(max(min(sum, 255), 0))``. For single vectors, LLVM clips, narrows with an
+instruction of two micro-operations, and stores a quarter of a vector. If four (or two) vectors go to adjacent
+addresses, they are narrowed together: first to 16 bits and then to 8, both with saturation, which does all the clipping
+(``packssdw``, ``packuswb``, ``packsswb``). These instructions work within lanes of 128 bits, which one shuffle puts in
+order.
 """
 
 from __future__ import annotations

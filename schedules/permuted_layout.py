@@ -1,7 +1,7 @@
 """Checks that all accesses of a swizzled (permuted) shared buffer are swizzled.
 
-The annotation ``permuted_layout`` of a block makes TVM exchange 16-byte pieces within the rows of the shared buffers
-that it accesses, so that they meet in no bank. It says nothing of other blocks: where one writes a buffer with it and
+The block annotation ``permuted_layout`` makes TVM permute 16-byte pieces within the rows of the shared buffers that the
+block accesses, to avoid bank conflicts. It does not affect other blocks: if one block writes a buffer with it and
 another reads without, the function computes something else.
 """
 

@@ -1,9 +1,9 @@
 """Fuses the concatenation of past and new keys and values with the attention that reads it, so that each is read once.
 
-A language model gives back the keys and values of all tokens, former ones and new ones, and its attention reads them.
-:func:`mlc.graph.kernels.query_blocks.joined` marks the block that puts them together, and attention reads all of that
-through one stage. Where the stage keeps its place, the block is merged with it: the past passes through the caches
-once. A large result is stored past them (:mod:`schedules.nontemporal`).
+A decoder returns the keys and values of all tokens, past and new, and its attention reads them.
+:func:`mlc.graph.kernels.query_blocks.joined` marks the block that concatenates them, and attention reads the result
+through one staging block. If staging keeps the order of elements, the two blocks are merged: the past passes through
+the caches only once. A large result is written with non-temporal stores (:mod:`schedules.nontemporal`).
 """
 
 from __future__ import annotations

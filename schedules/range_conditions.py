@@ -1,10 +1,10 @@
 """Proves conditions on loops for all values of the free sizes, by trying every size of their ranges, and removes them.
 
-The values of each size lie along an axis of their own, so that an expression is tried for the combinations of those
-sizes alone that it depends on: a tile's rows depend on the height of an image, not on its width.
+Each size has an array axis of its own, so that an expression is only evaluated for combinations of the sizes that it
+depends on: a tile's rows depend on the height of an image, not on its width.
 
-TVM's analyzer knows bounds of single expressions. That ``ceil(n / 16) <= 2 * ceil(n / 32)`` is beyond it, and a
-predicate that it keeps is a branch for each element of a register tile.
+TVM's analyzer only knows bounds of single expressions: it cannot prove ``ceil(n / 16) <= 2 * ceil(n / 32)``, and a
+predicate that remains is a branch for each element of a register tile.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ def _both(left: _Ends | None, right: _Ends | None) -> tuple[_Ends, _Ends] | None
 
 
 def without_dead_extrema(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with free sizes without the maxima and minima of which one side is never taken.
+    """Remove maxima and minima of which one side is never taken.
 
-    The places of a tile in registers are numbers then: its begin is ``max(0, i)`` to TVM, which knows no sizes.
+    Positions in a register tile then become constants: TVM, which does not know the ranges, has ``max(0, i)`` for its
+    begin.
     """
     ranges = Ranges.of(func)
     kinds = [(kind, lambda expr: ranges.chosen(expr)) for kind in (tirx.Max, tirx.Min)]
@@ -117,10 +118,10 @@ def sizes_of(func: tirx.PrimFunc) -> list[tuple[Var, int, int]]:
 
 
 def without_true_conditions(func: tirx.PrimFunc, sizes: Sequence[tuple[Var, int, int]]) -> tirx.PrimFunc:
-    """A lowered function without the conditions on elements that hold for all ``sizes`` and iterations.
+    """Remove conditions on elements from a lowered function that hold for all ``sizes`` and iterations.
 
-    What a window reads at the edge of an image is tested for each pixel of a register tile, most of which lie inside
-    whatever the sizes are: TVM's analyzer does not see that ``min(8 * i, (n - 1) // 2 - 7) * 2 + 9 < n``.
+    Windows at the edge of an image are tested for each pixel of a register tile, most of which are inside for all
+    sizes: TVM's analyzer cannot prove ``min(8 * i, (n - 1) // 2 - 7) * 2 + 9 < n``.
     """
     ranges = Ranges.of(func, sizes)
     always = tirx.const(True, "bool")

@@ -1,8 +1,8 @@
 """Limits on how much larger a schedule may make a function: memory, code and work beyond any good schedule are
 rejected.
 
-The primitives that a trace may use (:mod:`schedules.language`) keep what a function computes, not what that costs: a
-loop of a million iterations may be unrolled, a buffer spaced out to gigabytes.
+The primitives that a trace may use (:mod:`schedules.language`) preserve what a function computes, but not its cost: a
+loop of a million iterations may be unrolled, or a buffer padded to gigabytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tail tiles of loops of free extent: partial tiles run the code of whole tiles, and rows past the end are not stored.
 
-A schedule guards every statement of a ragged tile by a predicate. In a register tile that is a branch for each row and
-each step of a sum, and a chunk of several tiles goes through all of them, the empty ones too. Here a chunk ends with
-the last row, and a register tile computes all of its rows: those past the end read the last row again, and are not
-stored.
+A schedule guards every statement of a partial tile by a predicate. In a register tile that is a branch for each row and
+each step of a sum, and a chunk of several tiles runs through all of them, including empty ones. After this pass a chunk
+ends with the last row, and a register tile computes all of its rows: rows past the end read the last row again, and are
+not stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Removes computation that nothing reads: within a part of a size range, less of an intermediate tensor may be needed.
 
-What is padded to whole tiles for every size is mostly padding for the smallest. Where the sizes at hand bound what is
-read of an intermediate tensor, the rest of it is not computed.
+A tensor that is padded to whole tiles for every size is mostly padding for the smallest. If the sizes at hand bound
+what is read of an intermediate tensor, the rest is not computed.
 """
 
 from __future__ import annotations
