@@ -1,4 +1,4 @@
-"""Transposed convolution in blocked layouts, without multiplying the zeros that its definition inserts.
+"""Transposed convolution in blocked layouts, without the zeros that its definition puts between the inputs.
 
 Outputs whose row and column leave the same remainders by the strides, a *phase*, see the same elements of the kernel:
 every stride-th one. Each phase is an ordinary convolution at stride 1 with that part of the kernel, and the phases'

@@ -37,7 +37,7 @@ from mlc.graph.kernels.windows import filters_matrix, gathered
 from mlc.graph.layout.convolutions import convolution, is_depthwise, transposed_axes
 from mlc.graph.layout.regions import Choice, call_of, constant_bytes
 from mlc.graph.layout.values import Values
-from mlc.graph.precision.bfloat16_products import reads_bfloats
+from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.channel_shuffles import shuffle_source
 from mlc.options import CompileOptions

@@ -19,7 +19,7 @@ from mlc.graph.kernels.blocked import PANEL, dense_packed
 from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense, packed_operand
 from mlc.graph.kernels.saturating import Split, dense_bytes, has_bytes
 from mlc.graph.layout.remainders import emit_remainder, pays, with_whole_rows
-from mlc.graph.precision.bfloat16_products import reads_bfloats
+from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
@@ -40,7 +40,7 @@ def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tv
     :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers, for pairs of rows where that pays. Of products of
     integers, a second operand that is no constant is packed by a kernel, and where bytes are multiplied with saturation
     alone, a constant becomes two (:mod:`mlc.graph.kernels.saturating`). Products of float32 with constants read both
-    operands as bfloat16 where the model or the ``options`` say so (:mod:`mlc.graph.precision.bfloat16_products`).
+    operands as bfloat16 where the model or the ``options`` say so (:mod:`mlc.graph.precision.bfloats`).
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced; so are rows that make
     no whole tiles of a matrix unit, or pairs, where that pays.

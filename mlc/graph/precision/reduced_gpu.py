@@ -24,7 +24,7 @@ from tvm import relax, tirx
 
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rules, Scope, bindings, dtype_of, leaves, op_name, rebuilt, rewrite, shape_of
-from mlc.graph.precision.bfloat16_products import PRODUCTS
+from mlc.graph.precision.bfloats import PRODUCTS
 from mlc.graph.precision.widened import with_attrs
 from mlc.options import CompileOptions
 from mlc.target import Target

@@ -9,7 +9,7 @@ and outputs and for casts that the model itself asks for:
 No intermediate result is rounded to 16 bits, so that the result is nearer to exact arithmetic than the model's own,
 and what would overflow float16 does not. Constants keep the values that 16 bits can hold where nothing is folded into
 them, so that an artifact may store those bits alone. That a model multiplies bfloat16 is noted
-(:mod:`mlc.graph.precision.bfloat16_products`).
+(:mod:`mlc.graph.precision.bfloats`).
 
 GPUs multiply 16-bit floats faster than float32 and add the products up in float32 (:data:`WidenSums`). So there the
 operands of the model's own products of 16-bit floats stay what they are, each rounded as the model rounds it, and
@@ -32,7 +32,7 @@ from tvm import relax
 
 from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, op_name
-from mlc.graph.precision.bfloat16_products import OF_BFLOATS, PRODUCTS, multiplies_bfloats
+from mlc.graph.precision.bfloats import OF_BFLOATS, PRODUCTS, multiplies_bfloats
 
 __all__ = ["WidenFloats", "WidenSums", "with_attrs"]
 

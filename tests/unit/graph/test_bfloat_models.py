@@ -18,7 +18,7 @@ import mlc
 from mlc.graph.kernels.bfloat import has_bfloat_dot
 from mlc.graph.pipeline import lower
 from mlc.graph.precision import WidenFloats
-from mlc.graph.precision.bfloat16_products import OF_BFLOATS
+from mlc.graph.precision.bfloats import OF_BFLOATS
 from mlc.graph.simplify import FoldAffine
 from mlc.options import CompileOptions
 from mlc.target import resolve
