@@ -70,10 +70,10 @@ def _cancelled(goal: Goal, number: int, term: Term, place: int, atom: Function, 
                          [g for g in term.guards if g not in using], left)
         known = goal.known(rest.guards)
         plain, ends = [*guesses(goal, rest, len(gone))], [*_ends(gone, using)]
-        for device_of, guess in enumerate((*plain, *ends)):
+        for place_of, guess in enumerate((*plain, *ends)):
             at = dict(zip(gone, guess, strict=True))
             moved = [substituted(Term(Fraction(1), guards=(g,)), at) for g in using]
-            guards = [g for t in moved for g in t.guards] if device_of < len(plain) else [
+            guards = [g for t in moved for g in t.guards] if place_of < len(plain) else [
                 Condition(g.poly.substitute(at), g.relation) for g in using]  # those that hold anyway, too
             witnesses = [known.holds(g) for g in guards]
             if len(guards) != len(using) or any(w is None for w in witnesses):

@@ -174,8 +174,8 @@ def _noted(source: str, place: int) -> str:
         vector, cast, *names = found.groups()
         close = _closing(source, found.end() - 1)
         kind = vector or cast or arrays[names[1]]
-        device_of = source[found.end() - 1 : close + 1] if vector else f"&{source[found.start() : close + 1]}"
-        noted = f'*ptx::note({place}, "{kind}", ({kind}*){device_of})'
+        place_of = source[found.end() - 1 : close + 1] if vector else f"&{source[found.start() : close + 1]}"
+        noted = f'*ptx::note({place}, "{kind}", ({kind}*){place_of})'
         parts += [source[last : found.start()], noted if vector else f"({noted})"]
         last, place = close + 1, place + 2  # wide ones are two accesses
     return "".join([*parts, source[last:]])

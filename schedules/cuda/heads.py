@@ -19,7 +19,7 @@ from tvm.ir import Call, TensorLoad
 from schedules.analysis import describe, loads, op_name, remembered, uses, walk
 from schedules.cuda.contraction import PRECISION
 from schedules.cuda.emit import i64, substituted
-from schedules.cuda.lines import Lines, device_of, lines_of
+from schedules.cuda.lines import Lines, lines_of, place_of
 from schedules.errors import InvalidDecision
 
 __all__ = ["GROUPS_MARK", "LOG2E", "MARK", "Heads", "boxed", "check_marked", "grouped", "heads_of"]
@@ -101,7 +101,7 @@ class Heads:
         """Neighbouring elements of a row of ``extent`` that an aligned copy of 16, 8 or 4 bytes may take; 1 where
         none does."""
         places = list(zip(self.batch, self.extents, strict=True))
-        found = device_of(load.element.source, load.element.indices, load.row, load.column, places)
+        found = place_of(load.element.source, load.element.indices, load.row, load.column, places)
         if found is None or found.column != 1:
             return 1
         widths = (_PIECE_BYTES * 8 // self.bits // n for n in (1, 2, 4))
@@ -120,7 +120,7 @@ class Heads:
     def neighbours(self, most: int) -> int:
         """How many neighbouring features of the result, at most so many, one aligned store may take."""
         places = list(zip(self.own, self.extents, strict=True))
-        found = device_of(self.result.buffer, self.result.indices, *self.rows, places)
+        found = place_of(self.result.buffer, self.result.indices, *self.rows, places)
         if found is None or found.column != 1:
             return 1
         apart = (found.row, found.common, self.features)

@@ -12,7 +12,7 @@ from tvm.ir import TensorLoad
 
 from schedules.cuda.emit import i64, substituted
 
-__all__ = ["Lines", "Place", "device_of", "lines_of"]
+__all__ = ["Lines", "Place", "lines_of", "place_of"]
 
 #: of a tensor that boxes are copied of, every stride and the first element lie at multiples of so many bytes
 _ALIGNED_BYTES = 16
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     most: int
 
 
-def device_of(
+def place_of(
     buffer: tirx.Buffer, indices: Sequence[Any], row: Any, column: Any, heads: Sequence[tuple[Any, Any]]
 ) -> Place | None:
     """Where an element lies, of ``heads`` that are variables with their extents; None where it has no such steps."""
@@ -96,7 +96,7 @@ def lines_of(
     load: TensorLoad, row: Any, column: Any, extents: tuple[int, int], heads: Sequence[tuple[Any, Any]]
 ) -> Lines | None:
     """Rows and columns, so many, of 16-bit floats from which boxes can be copied; None where none can."""
-    found = device_of(load.source, load.indices, row, column, heads)
+    found = place_of(load.source, load.indices, row, column, heads)
     if found is None or found.column != 1 or found.row < extents[1]:
         return None
     step = found.common or _ALIGNED_BYTES // 2

@@ -181,11 +181,11 @@ def placed(ranks: te.Tensor, axis: int, count: tirx.PrimExpr, dtype: str) -> te.
     """Where the element of each rank below ``count`` stands: the inverse of a permutation."""
     k = te.reduce_axis((0, ranks.shape[axis]), name="k")
 
-    def device_of(*place: tirx.Var) -> tirx.PrimExpr:
+    def place_of(*place: tirx.Var) -> tirx.PrimExpr:
         found = ranks(*place[:axis], k, *place[axis + 1 :]).equal(place[axis].astype("int32"))
         return te.sum(tirx.Select(found, k.astype("int32"), tirx.const(0, "int32")), axis=k)
 
-    places = te.compute([*ranks.shape[:axis], count, *ranks.shape[axis + 1 :]], device_of, name="places")
+    places = te.compute([*ranks.shape[:axis], count, *ranks.shape[axis + 1 :]], place_of, name="places")
     return places if dtype == "int32" else te.compute(places.shape, lambda *at: places(*at).astype(dtype), name="cast")
 
 
