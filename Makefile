@@ -5,10 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
-# Tests run in a process for each core, then those that need the machine for themselves. Python's processes of this suite
-# take 1 to 2 GiB each.
+# Tests run in one process per core, then those that need the machine to themselves. A test process takes 1 to 2 GiB.
 BESIDE := -n auto --maxprocesses 8 --dist worksteal
-# To collect all tests takes half a minute; of those that run alone there are a dozen files.
+# Only a dozen files have tests that run alone: naming them saves collecting all tests, which takes half a minute.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 # PyTorch goes first and alone, so that a CPU wheel that pip is configured to find wins over the CUDA one.
 TORCH = $(shell sed -n 's/^ *\(torch==[^ ]*\)$$/\1/p' setup.cfg)
@@ -26,45 +25,45 @@ SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
-.PHONY: damage judges rules rules-beyond bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
+.PHONY: fuzz judges rules rules-beyond bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
 .PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet
 .PHONY: bench-executors bench-recurrent bench-written bench-avx2 bench-gpu test-gpu sanitize-gpu clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
 	@echo "make demo           tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
-	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each, a sixth of a function's cases (15 to 25 minutes on two cores)"
-	@echo "make test-all       the slow tests too, and all cases (hours)"
-	@echo "make test-machines  doctor, demo and make test's tests on eleven CPUs that this one can play (hours; goes on where it stopped)"
-	@echo "make rules          the library of substitutions from nothing, and whether it is the one that ships (minutes)"
-	@echo "make rules-beyond   a part of the operators' table searched uniformly for what the library lacks (minutes)"
-	@echo "make judges         every shipped rule before Z3 and 10,000 random instances (minutes; resumes)"
-	@echo "make damage         thousands of damaged, crafted and random files: none may crash, hang, or give a wrong number (hours)"
-	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
-	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
-	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
-	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
-	@echo "make bench-written  substitutions on architectures as their authors publish them, with and without (ten minutes)"
-	@echo "make bench-substitutions  nodes saved and latency with and without them: Tensat's and PET's networks, then all others (a quarter of an hour)"
-	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
-	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
-	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
-	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
-	@echo "make bench-quantised  models of 8 bits, untuned, against onnxruntime, OpenVINO and own float32 (10 minutes)"
+	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each; of parametrised tests a sixth of the cases (15 to 25 minutes on two cores)"
+	@echo "make test-all       the slow tests and all cases too (hours)"
+	@echo "make test-machines  doctor, demo and make test's tests on eleven emulated CPU models, by hiding features of this one (hours; resumes)"
+	@echo "make rules          regenerate the library of substitutions and compare it with the shipped one (minutes)"
+	@echo "make rules-beyond   search part of the operator table uniformly for rules that the library lacks (minutes)"
+	@echo "make judges         check every shipped rule with Z3 and on 10,000 random instances (minutes; resumes)"
+	@echo "make fuzz           feed thousands of damaged, crafted and random files: none may crash, hang or give a wrong result (hours)"
+	@echo "make bench          the README's table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
+	@echo "make bench-kernels  every kernel's fraction of the machine's peak (a minute)"
+	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; resumes)"
+	@echo "make bench-ablation substitutions and tuned schedules: neither, each alone, both, on nine networks (an hour and a half)"
+	@echo "make bench-written  with and without substitutions, on architectures as published by their authors (ten minutes)"
+	@echo "make bench-substitutions  nodes saved and latency gained by substitutions: the networks of Tensat and PET, then all others (a quarter of an hour)"
+	@echo "make bench-models   how quickly whole models reach their tuned latency, from an empty log and from other models' logs"
+	@echo "make bench-transfer how many trials the records of other models save (half an hour)"
+	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: utilisation, overhead of the session, and the plots (3 minutes)"
+	@echo "make bench-executors  SqueezeNet tuned on this machine, by two Ray nodes, by two RPC workers (ten minutes)"
+	@echo "make bench-quantised  8-bit models, untuned, against onnxruntime, OpenVINO and mlc's own float32 (10 minutes)"
 	@echo "make bench-sixteen  every benchmark model in float16 and bfloat16, untuned, against the same (an hour)"
-	@echo "make bench-decoder  tokens per second of GPT-2 and of a billion parameters of 4 bits and of float32 (half an hour, 20 GB)"
+	@echo "make bench-decoder  tokens per second of GPT-2 and of a model of a billion parameters, in 4 bits and in float32 (half an hour, 20 GB)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
-	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine, untuned and from the shipped log (45 minutes)"
+	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine: untuned and from the shipped log (45 minutes)"
 	@echo "make test-gpu       every CUDA kernel and two models on this machine's GPU"
-	@echo "make sanitize-gpu   every CUDA kernel under compute-sanitizer: memory that is not theirs, and races"
-	@echo "make bench-gpu      kernels and models on this machine's GPU beside PyTorch, into build/bench-gpu/results.json (ten minutes)"
-	@echo "make bench-dynamic  one build for free batch, sequence or image sizes beside onnxruntime and OpenVINO (half an hour)"
+	@echo "make sanitize-gpu   every CUDA kernel under compute-sanitizer: out-of-bounds accesses and races"
+	@echo "make bench-gpu      kernels and models on this machine's GPU against PyTorch, into build/bench-gpu/results.json (ten minutes)"
+	@echo "make bench-dynamic  one build for a range of batch, sequence or image sizes against onnxruntime and OpenVINO (half an hour)"
 	@echo "make bench-recurrent  LSTM, GRU and RNN of 128 steps, untuned, against onnxruntime and OpenVINO (3 minutes)"
-	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour; goes on where it stopped)"
-	@echo "make shipped-logs   tuning_logs/: each benchmark model, quantised ones too, tuned for SECONDS=$(SECONDS) on each x86 level"
-	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
-	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
-	@echo "make lint           ruff, mypy and import-linter alone"
+	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour; resumes)"
+	@echo "make shipped-logs   rebuild tuning_logs/: each benchmark model, also quantised, tuned for SECONDS=$(SECONDS) on each x86 level"
+	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), as training data of the cost model"
+	@echo "make cost-model     train the shipped cost model on the samples, and evaluate it on held-out tasks"
+	@echo "make lint           ruff, mypy and import-linter only"
 	@echo "make clean          remove build artefacts and caches (not $(VENV))"
 
 venv: $(STAMP)
@@ -103,12 +102,12 @@ rules-beyond: $(STAMP)
 	@$(BIN)/mlc rules generate -o build/rules-beyond --beyond
 
 judges: $(STAMP)
-	@$(BIN)/python -m tests.damage.judges --state build/judges.jsonl
+	@$(BIN)/python -m tests.fuzz.judges --state build/judges.jsonl
 
-damage: $(STAMP)
+fuzz: $(STAMP)
 	@failed=; for what in "artifacts 1000" "rules 200" "certificates 1000" "wrong_rules 3000" "logs 1000" "models 10000" \
 			"random_models 1000"; do \
-		set -- $$what; echo "$$2 $$1"; $(BIN)/python -m tests.damage.$$1 --count $$2 || failed="$$failed $$1"; \
+		set -- $$what; echo "$$2 $$1"; $(BIN)/python -m tests.fuzz.$$1 --count $$2 || failed="$$failed $$1"; \
 	done; test -z "$$failed" || { echo "something ended badly of:$$failed"; exit 1; }
 
 bench: $(STAMP)

@@ -1,4 +1,4 @@
-"""How an index expression moves with the loops around it: enough of affine analysis for footprints and strides.
+"""Affine analysis of index expressions, enough for footprints and strides.
 
 An :class:`Affine` is a sum of terms, each a linear combination of loops. A ``floormod`` caps a term's range. A
 ``floordiv`` divides coefficients, which may become fractions (over ``n`` steps of a loop with coefficient 1/4 the
@@ -120,7 +120,7 @@ class Affine:
 
 @dataclass
 class Environment:
-    """What is known where an expression stands: the variables' forms and the extents of the loops around it."""
+    """The context of an expression: the affine forms of variables, and the extents of the loops around it."""
 
     values: dict[tirx.Var, Affine] = field(default_factory=dict)
     extents: list[int] = field(default_factory=list)

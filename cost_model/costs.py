@@ -1,4 +1,4 @@
-"""What one loop nest costs on a machine: issue slots, registers, cache traffic and parallel balance.
+"""The analytic cost of one loop nest on a machine: issue slots, registers, cache traffic and parallel load balance.
 
 The CPU part follows the usual bottleneck analysis of a register-tiled kernel (Williams, Waterman and Patterson's
 roofline, 2009, with one roof for each cache level; footprints as in Ansor, Zheng et al., 2020): the body is what
@@ -292,7 +292,7 @@ def _parallel(nest: Nest) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Reach:
-    """What memory a nest touches. ``sets`` are the bytes of the loops from each depth inwards."""
+    """The memory that a nest touches. ``sets`` are the working sets, in bytes, of the loops from each depth inwards."""
 
     traffic: tuple[float, ...]
     cold: float

@@ -1,4 +1,4 @@
-"""How well a model ranks candidates of tasks that it has not seen.
+"""Evaluation of a cost model: how well it ranks candidates of tasks that it was not trained on.
 
 What counts for tuning is whether a good candidate is among the few that are measured, so beside the pairs in the
 right order it is asked how far the best of the first one and of the first eight is from the task's best.
@@ -60,7 +60,7 @@ def roofline(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def quality(scores: np.ndarray, seconds: np.ndarray) -> Quality:
-    """Of one task; ``seconds`` are infinite where a candidate failed."""
+    """The quality of a ranking of one task; ``seconds`` are infinite for candidates that failed."""
     faster = seconds[:, None] < seconds[None, :] * (1.0 - CLOSE)
     ahead = scores[:, None] - scores[None, :]
     right = ((ahead > 0) & faster).sum() + 0.5 * ((ahead == 0) & faster).sum()

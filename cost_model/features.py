@@ -1,4 +1,4 @@
-"""A scheduled function as a vector of fixed length: what decides its speed, seen at each level of the machine.
+"""Features of a scheduled function: a vector of fixed length, computed for each level of the memory hierarchy.
 
 The vector holds the costliest nests one after the other and totals over the whole function. Most quantities span
 many orders of magnitude and enter as ``log2(1 + x)``. Reading one candidate takes about a millisecond.
@@ -173,7 +173,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _mix_vector(costs: list[NestCost], nests: list[Nest], on: Machine) -> list[float]:
-    """What the function as a whole is made of; costliest first."""
+    """Features of the whole function's composition, costliest nests first."""
     total = sum(cost.seconds for cost in costs) or 1.0
 
     def part(chosen: Callable[[Nest, NestCost], bool]) -> float:

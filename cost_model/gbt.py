@@ -1,4 +1,4 @@
-"""The learned model: gradient-boosted trees that rank candidates of a task, on top of what is known without them.
+"""The learned cost model: gradient-boosted trees that rank the candidates of a task, on top of the analytic estimate.
 
 That is the analytic estimate or, where there is one, what a pre-trained model makes of it. It enters as every sample's
 base margin, so trees only learn where it errs: without data the ranking is the estimate's. It enters with weight, and

@@ -1,4 +1,4 @@
-"""The described machine as the analytic model sees it: levels of memory, each refilled from the next.
+"""The memory hierarchy of the described machine, as the analytic model sees it.
 
 All figures are those of :mod:`schedules.machine`; a ranking needs ratios between arithmetic, cache and memory that are
 right within a factor of about two.

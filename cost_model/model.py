@@ -1,4 +1,5 @@
-"""What every cost model can do: score candidates of one function, learn from what was measured, be stored."""
+"""The interface of cost models: score candidates of one function, train on measurements, be stored; and the analytic
+model."""
 
 from __future__ import annotations
 

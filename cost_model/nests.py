@@ -1,4 +1,4 @@
-"""A tensor function, scheduled or not, as a list of loop nests: one for each statement that stores.
+"""Reads a tensor function, scheduled or not, as a list of loop nests, one for each statement that stores.
 
 Loops are read where the schedule left them, before any lowering, so that the walk costs about a millisecond
 and the blocks still say which loops reduce.

@@ -1,4 +1,4 @@
-"""What earlier measurements of other tasks say about the analytic estimate: trained once, shipped, never changed.
+"""The pretrained model: a correction of the analytic estimate, trained once on other tasks, and shipped.
 
 Boosted trees over :data:`cost_model.features.LOOP_FEATURES` predict by what factor the estimate errs, relative to the
 other candidates of its task: the logarithm of the measured speed less its mean over the task, less a part of the
@@ -77,7 +77,8 @@ class Pretrained:
 
     @staticmethod
     def load(blob: bytes) -> Pretrained:
-        """What :meth:`save` made; raises ``ValueError`` with the reason for anything else, and for other features."""
+        """Load what :meth:`save` wrote; raises ``ValueError`` with the reason for anything else, and for other
+        features."""
         import xgboost
 
         try:
@@ -102,7 +103,7 @@ class Pretrained:
 
 
 def _checksum(fields: Mapping[str, np.ndarray]) -> str:
-    """Of every field, its name and its type."""
+    """A checksum over every field, with its name and type."""
     state = hashlib.sha256()
     for name, values in sorted(fields.items()):
         state.update(f"{name} {values.dtype} {values.shape}\n".encode())
@@ -111,7 +112,7 @@ def _checksum(fields: Mapping[str, np.ndarray]) -> str:
 
 
 def _target(group: Sequence[Sample]) -> np.ndarray:
-    """What the trees are to add to the estimate, with the mean over the task taken out."""
+    """The regression target: what the trees must add to the estimate, with the mean over the task subtracted."""
     best = min(s.seconds for s in group)
     speed = -np.log2([min(s.seconds, _WORST * best) for s in group])
     estimate = -np.log2([max(s.features.seconds, 1e-9) for s in group])
@@ -119,7 +120,8 @@ def _target(group: Sequence[Sample]) -> np.ndarray:
 
 
 def _weight(group: Sequence[Sample]) -> np.ndarray:
-    """In proportion to speed: among slow candidates the order matters little. Every task weighs the same."""
+    """Sample weights proportional to speed, since the order of slow candidates matters little; every task has the same
+    total."""
     best = min(s.seconds for s in group)
     weight = np.array([best / min(s.seconds, _WORST * best) for s in group])
     return weight * (_TASK_WEIGHT / weight.sum())

@@ -1,4 +1,4 @@
-"""How fast a function could run at best: its arithmetic and its compulsory traffic against the machine's peaks.
+"""The roofline of a function: a bound from its arithmetic and compulsory traffic, at the machine's peak rates.
 
 After Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
 """

@@ -1,4 +1,4 @@
-"""One measured candidate, as cost models learn from it."""
+"""A training sample of cost models: one measured candidate."""
 
 from __future__ import annotations
 

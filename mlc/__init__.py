@@ -1,6 +1,7 @@
 """mlc: a tensor-program autotuning compiler on Apache TVM.
 
-:func:`mlc.compile`, :func:`mlc.tune` and :func:`mlc.load` are in :mod:`mlc.api`; ``import mlc`` itself imports nothing.
+:func:`mlc.compile`, :func:`mlc.tune` and :func:`mlc.load` are defined in :mod:`mlc.api`. ``import mlc`` is cheap: names
+are imported from their modules when they are first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Python face: compile a model, tune it, load what was compiled."""
+"""The public functions: :func:`compile` a model, :func:`tune` it, and :func:`load` what was compiled."""
 
 from __future__ import annotations
 
@@ -74,49 +74,55 @@ def compile(
     integers: bool | None = None,
     on_decision: Callable[[Decision], None] | None = None,
 ) -> Executable | SpecialisingExecutable:
-    """Compile a model for a target with the best schedules that are known.
+    """Compile a model for a target, with the best schedules that are known.
 
-    ``model`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
-    tuple of tensors), or a Relax ``IRModule``. ``shapes`` gives the free dimensions of an ONNX model's inputs sizes or
-    ranges of sizes, ``{"x": ((1, 32), 3, 224, 224)}`` or ``{"x": "1..32,3,224,224"}``; a dimension that is left out has
-    :data:`mlc.shapes.DEFAULT_RANGE`. What is compiled takes every size of the ranges and returns outputs of true size.
-    ``values`` makes constants of inputs of an ONNX model by name. Those whose numbers decide shapes (the sizes of a
-    ``Reshape``, the axes of a ``ReduceSum``) must be: where ``values`` is None and the model has such inputs, what
-    comes back is a :class:`mlc.specialising.SpecialisingExecutable`, which compiles the model at its first call with
-    new values of these. The same comes back of models with sequences or optionals among their inputs or outputs, which
-    a call has as lists of arrays, arrays, or None. ``shapes`` of a sequence are a list, a shape for each tensor, or a
-    text that is the shape of each; of an optional, None where it holds nothing. With the shapes of all
-    such inputs, and ``values``, what comes back is an executable whose inputs and outputs are their tensors, ``x/0``,
-    ``x/1``, ….
-    ``target`` is one of the names that ``mlc targets`` lists; several, in a list or with commas between them, make a
-    :class:`mlc.artifact.Bundle`, whose one file holds code for all and weights that some share once. ``log`` is a
-    tuning log's path or an open one; None means your own log for the target (as does True), read over those that ship,
-    and False none at all. A function that the log does not know gets the first seed of its search space, computed from
-    registers, vectors and caches. ``threads`` is how many threads the code is made for and runs on (default: the
-    physical cores).
+    Args:
+        model: The path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs``, a
+            ``torch.export.ExportedProgram``, or a Relax ``IRModule``.
+        target: One of the names that ``mlc targets`` lists, or TVM's target string. Several, in a list or separated by
+            commas, make a :class:`mlc.artifact.Bundle`: one file with code for all of them.
+        log: The path of a tuning log, or an open log. None (or True) means your own log for the target, read over the
+            shipped ones; False means no log. A function that the log does not know gets the first seed of its search
+            space, which is computed from the target's registers, vector width and caches.
+        example_inputs: A tuple of tensors to export a ``torch.nn.Module`` with.
+        shapes: Sizes or ranges of sizes of the free dimensions of inputs, by name: ``{"x": ((1, 32), 3, 224, 224)}``
+            or ``{"x": "1..32,3,224,224"}``. A dimension that is left out has :data:`mlc.shapes.DEFAULT_RANGE`. The
+            executable takes every size in the ranges and returns outputs of the actual sizes. The shapes of a sequence
+            are a list with a shape for each tensor, or a text that is the shape of each; None for an empty optional.
+        values: Values of inputs of an ONNX model that become constants. Inputs whose values decide shapes (the sizes of
+            a ``Reshape``, the axes of a ``ReduceSum``) must become constants: see the return value.
+        threads: The number of threads that the code is made for and runs on (default: the physical cores).
+        winograd: False forbids Winograd's algorithm for 3x3 convolutions, which is used where the log, or an estimate,
+            says that it is faster, and rounds more (relative error about 1e-5,
+            :mod:`mlc.graph.algorithms.winograd`). None: as ``MLC_WINOGRAD`` says.
+        substitutions: False keeps the model's own graph. Otherwise proved rules (``mlc rules list``) may replace it, if
+            a tuning run has decided so, or if the log or an estimate says that another graph is clearly faster. None:
+            as ``MLC_SUBSTITUTIONS`` says.
+        precision: What operands of float32 products may be rounded to (:mod:`mlc.graph.precision.reduced`): ``"f32"``
+            (nothing is rounded), ``"bf16"`` (on CPUs with such instructions, and GPUs), ``"f16"`` (constants only on
+            CPUs, which halves their bytes; both operands on GPUs), ``"tf32"`` (on GPUs). ``mlc compile --precision``
+            reports the error that this causes.
+        integers: False computes products of quantised operands in float32, as the model spells them, even where integer
+            products are estimated to be faster. None: as ``MLC_INTEGERS`` says.
+        on_decision: Called with the :class:`mlc.graph.substitute.choose.Decision` between graphs.
 
-    3x3 convolutions may run by Winograd's algorithm where the log, or an estimate if it does not know, says that it
-    is faster. It rounds more (relative error about 1e-5, see :mod:`mlc.graph.algorithms.winograd`);
-    ``winograd=False`` forbids it, and None leaves it to ``MLC_WINOGRAD``.
+    Returns:
+        An :class:`mlc.artifact.Executable`. If inputs decide shapes and ``values`` is None, or if inputs or outputs are
+        sequences or optionals, a :class:`mlc.specialising.SpecialisingExecutable`: it is called in the same way (with
+        lists of arrays, arrays or None for containers), and compiles the model at the first call with new values. With
+        ``values``, and the ``shapes`` of all containers, an executable whose inputs and outputs are their tensors,
+        ``x/0``, ``x/1``, ….
 
-    Proved rules (``mlc rules list``) may make another graph of the model where a tuning run has decided for one, or the
-    log or an estimate says that it is clearly faster; ``substitutions=False`` keeps the model's own graph, and None
-    leaves it to ``MLC_SUBSTITUTIONS``. ``on_decision`` is told what was found and taken.
+    Raises:
+        mlc.errors.MlcError: In one line; of its subclasses ``ModelError`` (the model cannot be imported),
+            ``UsageError`` and ``TargetError`` (arguments), ``LogError``, and ``BuildError`` (a function cannot be
+            compiled, which is a bug in mlc or TVM). A function whose schedule fails in code generation gets another
+            one, with a warning.
 
-    ``precision`` lets operands of float32 products be rounded (:mod:`mlc.graph.precision.reduced`): ``"bf16"``
-    multiplies bfloat16 with float32 sums, on CPUs that do so, and ``"f16"`` rounds constants alone, to half their
-    bytes; on GPUs, ``"f16"``, ``"bf16"`` and ``"tf32"`` multiply on tensor cores. ``mlc compile --precision`` says
-    what that costs the outputs. ``integers=False`` computes products of quantised operands in float32, as the model
-    spells them, even where integers are priced faster; None leaves it to ``MLC_INTEGERS``.
+    Any thread may compile or tune; the threads of a process take turns, while compiled models run concurrently.
 
-    Any thread may compile or tune; the threads of a process take turns, whereas compiled models run meanwhile.
-
-    Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
-    ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM). A function whose
-    schedule fails in code generation gets another, with a warning.
-
-    Nothing has run what comes back: code that the CPU cannot execute would end this process at its first call. ``mlc
-    compile`` runs it once in a process of its own, and so does :func:`mlc.artifact.trial.save_tried`.
+    The compiled code has not been run when this returns: code that the CPU cannot execute would end this process at its
+    first call. ``mlc compile`` and :func:`mlc.artifact.smoke_test.save_tested` run it once in a separate process.
     """
     from mlc.installation import check_pins
 
@@ -156,7 +162,7 @@ def build_with(
     compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None = None,
     on_decision: Callable[[Decision], None] | None = None, *, last: bool = False,
 ) -> Executable:
-    """What :meth:`mlc.Compilation.build` makes with a log given as to :func:`compile`."""
+    """:meth:`mlc.Compilation.build`, with ``log`` given as to :func:`compile`."""
     if log is False:
         return compilation.build(None, on_decision, last=last)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
@@ -190,24 +196,35 @@ def tune(
     integers: bool | None = None,
     executor: str = "local",
 ) -> TuneReport:
-    """Search faster schedules for a model's functions and keep every measurement in the log.
+    """Search for faster schedules of a model's functions, and record every measurement in the log.
 
-    ``trials`` (candidates measured) and ``seconds`` bound the run, whichever is reached first; with neither it ends
-    when nothing gains any more. ``log`` is where records go (default: your own log for the target). Equal ``seed``
-    means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
-    ``on_event`` is told of progress; ``executor`` says who measures: ``local``, this machine, or the devices behind
-    ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``), of which ``native`` then means
-    the CPU; ``measurer`` replaces it. The model, ``target``, ``shapes``, ``values``, ``threads``, ``winograd``,
-    ``substitutions``, ``precision`` and ``integers`` are as for :func:`compile`, which then finds what was tuned, but
-    that every size must be fixed: what is measured has sizes. Where there are alternatives to a function, all that may
-    be the fastest are tuned, and so are those of the graphs that rules make of the model; the best of them is then
-    timed in turn with the model's own graph.
+    Args:
+        model, target, example_inputs, shapes, values, threads, winograd, substitutions, precision, integers: As for
+            :func:`compile`, which then finds what was tuned; but every size must be fixed.
+        trials: Measure at most so many candidates.
+        seconds: Stop after so many seconds. With neither bound, tuning ends when no task is expected to gain any more.
+        log: The path of the log that records go to (default: your own log for the target).
+        seed: Random seed. Equal seeds give equal proposals as long as equal times are measured.
+        resume: Continue with what is left of the budget of the last run on this model.
+        strategy: How candidates are proposed, a module of :mod:`mlc.tuning.strategy`.
+        on_event: Called with each event of :mod:`mlc.tuning.events`.
+        executor: Where candidates are measured: ``local``, or the devices behind ``ray``, ``ray://HOST:PORT[/CLASS]``
+            or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``), whose CPU ``native`` then means.
+        measurer: A :class:`mlc.measure.Measurer` to use instead of ``executor``.
 
-    For a GPU that this machine has not, candidates are compiled and ranked by what comes of them; none is timed, and a
-    build takes what is kept only where no time is known (:mod:`mlc.tuning.untimed`).
+    Returns:
+        A :class:`mlc.tuning.TuneReport`.
 
-    Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
-    candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
+    Raises:
+        mlc.errors.MlcError: In one line. A single candidate that fails never ends a run. If the first candidates of
+            several functions all fail in the same way, a ``MeasureError`` names the likely cause.
+
+    Of alternatives to a function (algorithms of a convolution), all that may be the fastest are tuned, and so are the
+    functions of other graphs that proved rules make of the model. The best graph is timed interleaved with the model's
+    own, and kept if it is faster.
+
+    For a GPU that this machine does not have, candidates are compiled and ranked analytically but not timed; a build
+    uses them only where no measured time is known (:mod:`mlc.tuning.untimed`).
     """
     from mlc.compilation import Compilation
     from mlc.config import user_log_path
@@ -238,21 +255,24 @@ def tune(
 def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
     """Load a compiled model from a file that :meth:`Executable.save` or ``mlc compile`` wrote, ready to run.
 
-    An artifact is native code: to load one is to run what its maker wrote, with your rights. Load those alone whose
-    maker you trust. The checksums in it find damage, not malice.
+    An artifact is native code: loading one runs what its author wrote, with your privileges. Load only artifacts whose
+    author you trust. The checksums in it detect damage, not malice.
 
-    The file is read into memory of this process, by several threads, and compared with its checksums before anything
-    of it is used: a file that was damaged, cut short or partly overwritten is refused, and what happens to it later
-    changes nothing. ``verify=False`` checks code and metadata alone and maps the weights: nothing of them is read
-    before it is used, and several processes share them. Then a damaged weight is not found, and to overwrite the file
-    in place while the model is loaded changes its results or ends the process (replace the file instead, as
-    ``mlc compile`` and ``save`` do).
+    Args:
+        path: The file. Of a bundle, the best variant that this machine can run is loaded: one for a GPU, else the one
+            that uses the most instruction-set extensions. Saving what is returned writes that variant only.
+        verify: Read the whole file into this process's memory, on several threads, and compare it with its checksums
+            before anything is used: a file that is damaged, truncated or partly overwritten is refused, and later
+            changes to the file have no effect. False checks only code and metadata, and maps the weights: they are read
+            when they are used, and several processes share them. Then a damaged weight is not detected, and overwriting
+            the file in place while the model is loaded changes its results or ends the process (replace the file
+            instead, as ``mlc compile`` and ``save`` do).
 
-    Of a bundle the code for the best of its targets that this machine can run is taken: one for a GPU, else the one
-    that uses the most instructions. To save what came back writes that one alone.
+    Returns:
+        An :class:`mlc.artifact.Executable`. Loading and running it needs TVM's runtime library only.
 
-    Needs TVM's runtime library alone. Raises :class:`mlc.errors.ArtifactError` for a file that is missing, cut short,
-    damaged or no artifact, and where this machine lacks what it was built for.
+    Raises:
+        mlc.errors.ArtifactError: The file is missing, truncated, damaged or no artifact, or this machine cannot run it.
     """
     from mlc.artifact import load as load_artifact
 

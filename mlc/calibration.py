@@ -1,4 +1,4 @@
-"""What was measured on this machine: a small file with the user's data, which ``mlc doctor --calibrate`` writes.
+"""The calibration of this machine: a small file with the user's data, written by ``mlc doctor --calibrate``.
 
 It holds the figures of :data:`schedules.machine.FACTS`, and only the target ``native`` reads it: they join the cache
 sizes in the target's text. A task's key leaves that text out, so records mean the same with and without. Figures are
@@ -34,7 +34,8 @@ class Calibration:
     facts: Mapping[str, float]
 
     def text(self) -> str:
-        """As a part of a target's ``model``: ``ghz=3.7,fma=1``; unknown names, of a later version, are left out."""
+        """The calibration as part of a target's ``model``: ``ghz=3.7,fma=1``; unknown names (of a later version) are
+        omitted."""
         from schedules.machine import FACTS
 
         return ",".join(f"{name}={_rounded(self.facts[name])}" for name in FACTS if name in self.facts)
@@ -52,7 +53,7 @@ def identity() -> str:
 
 
 def calibration_path() -> Path:
-    """Where this machine's file is; folders of users may be shared by several machines."""
+    """The file of this machine; home directories may be shared by several machines."""
     return user_data_dir() / "calibrations" / f"{zlib.crc32(identity().encode()):08x}.json"
 
 

@@ -1,6 +1,7 @@
-"""A model on its way to a target: imported once, then lowered, tuned and built as often as one likes.
+"""A model being compiled for a target: it is imported once, and can be lowered, tuned and built any number of times.
 
-:mod:`mlc.api` is one call of it; benchmarks and the tools that make shipped logs ask for what lies in between.
+Each function of :mod:`mlc.api` is one call of it; benchmarks and the tools that build the shipped logs use the steps in
+between.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ __all__ = ["Compilation", "tune_together"]
 
 _LOG = logging.getLogger("mlc.build")
 
-_SEARCH_WORK = 1.2e6  # for other graphs of a model that no tuning run has decided about: some 12 s of a core at most
-_TUNED_SEARCH_WORK = 4 * _SEARCH_WORK  # and for those that are tuned
+#: work bound of the search for other graphs when a model is built without a tuning decision: at most 12 s of a core
+_SEARCH_WORK = 1.2e6
+#: and when it is tuned
+_TUNED_SEARCH_WORK = 4 * _SEARCH_WORK
 
-#: held by whoever compiles or tunes: TVM's builders keep their scopes in class variables, which all threads share
+#: held while a thread compiles or tunes: TVM's builders keep their scopes in class variables, shared by all threads
 _turn = threading.RLock()
 
 
@@ -56,16 +59,16 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Waits until no other thread of this process compiles or tunes; may be nested."""
+    """Wait until no other thread of this process compiles or tunes. Reentrant."""
     with _turn:
         yield
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """A model and how it is to be compiled; :meth:`of` makes one.
+    """An imported model with its target and options; :meth:`of` makes one.
 
-    Any thread may call what is here; the threads of a process take turns.
+    All methods may be called from any thread; the threads of a process take turns.
     """
 
     model: ImportedModel
@@ -87,7 +90,7 @@ class Compilation:
         precision: str = "f32",
         integers: bool | None = None,
     ) -> Compilation:
-        """Import a model; what the arguments mean and what is raised is as for :func:`mlc.compile`."""
+        """Import a model; arguments and errors are those of :func:`mlc.compile`."""
         from mlc.installation import check_pins
 
         check_pins()
@@ -107,9 +110,9 @@ class Compilation:
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
         counted = next((spec.name for spec in imported.outputs if spec.length is not None), None)
         if counted is not None and resolved.kind == "cuda":
-            raise ModelError(f"on a GPU the shape of every output must follow from those of inputs, but the numbers "
-                             f"decide how long {counted} of {imported.name} is; compile the model for a CPU, or end it "
-                             "before what counts")
+            raise ModelError(f"on a GPU the shape of every output must follow from those of inputs, but the length of "
+                             f"{counted} of {imported.name} depends on the data; compile the model for a CPU, or end "
+                             "it before the operator that counts")
         return cls(imported, resolved, options)
 
     @classmethod
@@ -117,7 +120,7 @@ class Compilation:
         cls, model: onnx.ModelProto | Model, name: str, batch: int, capacity: int, target: str | Target = "native", *,
         threads: int | None = None,
     ) -> Compilation:
-        """A language model that keeps the keys and values of at most ``capacity`` tokens in memory of its caller's.
+        """Import a decoder that keeps the keys and values of at most ``capacity`` tokens in the caller's memory.
 
         Raises what :meth:`of` does, and :class:`mlc.errors.ModelError` for a model without a past.
         """
@@ -138,7 +141,7 @@ class Compilation:
         return replace(first, model=replace(kept, states=tuple(found.states), nodes=first.model.nodes))
 
     def prices(self, log: LogReader | None) -> Prices:
-        """The seconds of a task that alternatives are chosen by: the log's, unknown without one."""
+        """The prices of tasks, in seconds, by which alternatives are chosen: the log's, unknown without a log."""
         from mlc.log import Prices
 
         return Prices(log)
@@ -149,7 +152,7 @@ class Compilation:
     ) -> Lowered:
         """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line.
 
-        ``last`` says that nothing else will be asked of this compilation: the imported weights are let go of.
+        ``last``: this compilation is not used again, so that the imported weights can be freed.
         """
         from mlc.graph.pipeline import lower
 
@@ -160,7 +163,7 @@ class Compilation:
                          substitutions=rules)
 
     def tasks(self, log: LogReader | None = None) -> list[Task]:
-        """The tensor functions of :meth:`lowered`, and those that it might call instead of some."""
+        """The tasks of :meth:`lowered`, and their alternatives (other algorithms for the same convolution)."""
         return self.lowered(log).with_alternatives()
 
     def build(
@@ -180,12 +183,12 @@ class Compilation:
             return compile_module(lowered.module, self.target, lookup, meta)
 
     def stand_in(self, log: LogReader | None = None) -> Executable:
-        """What a GPU computes of the graph that ``log`` makes for it, by this machine's CPU: as exact, and slow.
+        """The graph as lowered for a GPU, built for this machine's CPU: slow, but with the GPU's rounding.
 
-        Raises what :meth:`build` does, where the CPU has no schedule for a function too.
+        Raises what :meth:`build` does, also if the CPU has no schedule for a function.
         """
         from mlc.artifact import ModelMeta, compile_module
-        from mlc.artifact.stand_in import for_cpu
+        from mlc.artifact.gpu_on_cpu import for_cpu
         from mlc.target import resolve
 
         meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states)
@@ -194,7 +197,7 @@ class Compilation:
             return compile_module(for_cpu(self.lowered(log).module, self.target), resolve("native"), None, meta)
 
     def rank(self, log: TuningLog, options: TuneOptions, *, on_event: Listener | None = None) -> TuneReport:
-        """Compile promising schedules for a GPU and keep what the compiler says of each in ``log``; nothing is run.
+        """Compile promising schedules for an absent GPU, and record the compiler's findings in ``log``; run nothing.
 
         Raises what :func:`mlc.tuning.untimed.rank_tasks` does.
         """
@@ -208,15 +211,15 @@ class Compilation:
         self, log: TuningLog, options: TuneOptions, *, measurer: Measurer | None = None,
         on_event: Listener | None = None,
     ) -> TuneReport:
-        """Search schedules, and graphs where rules may make some, and keep every measurement in ``log``.
+        """Search for schedules, and for other graphs if rules are enabled; record every measurement in ``log``.
 
-        ``measurer`` stays open; left out, this machine measures. See :func:`mlc.tune`.
+        ``measurer`` (default: this machine) is not closed. See :func:`mlc.tune`.
         """
         (report,) = tune_together([self], log, options, measurer=measurer, on_event=on_event)
         return report
 
     def _check_fixed(self) -> None:
-        """Raise :class:`UsageError` where sizes are free: what is measured has sizes."""
+        """Raise :class:`UsageError` if sizes are free: only fixed sizes can be measured."""
         from mlc.errors import UsageError
         from mlc.sizes import free_sizes
 
@@ -238,7 +241,7 @@ class Compilation:
     def _rules(
         self, work: float, log: LogReader | None = None, notify: Callable[[Decision], None] | None = None
     ) -> Substitutions | None:
-        """The shipped rules with what ``log`` has decided; None where they are switched off."""
+        """The shipped rules with the decisions stored in ``log``; None if substitutions are disabled."""
         if not self.options.substitutions:
             return None
         from mlc.graph.substitute.choose import Substitutions
@@ -258,7 +261,7 @@ class Compilation:
 
 
 def _chosen(log: LogReader, task: Task) -> Record | None:
-    """The record to compile a task with: one that was timed, if there is such."""
+    """The record to compile a task with: the best timed one, else an untimed one."""
     from mlc.log.record import untimed_of
 
     return log.best(*task.keys) or untimed_of(record for key in reversed(task.keys) for record in log.records(key))
@@ -268,10 +271,10 @@ def tune_together(
     compilations: Sequence[Compilation], log: TuningLog, options: TuneOptions, *, priorities: Sequence[int] = (),
     measurer: Measurer | None = None, on_event: Listener | None = None,
 ) -> list[TuneReport]:
-    """Tune several models for one target within one budget, as :meth:`Compilation.tune` does one; a report of each.
+    """Tune several models for one target within one budget; returns a report for each.
 
-    Functions that several have are tuned once for all. ``priorities`` say how often each model runs beside the others
-    (left out: all alike): trials go where the seconds that all of these runs take shrink most.
+    Functions that several models share are tuned once. ``priorities`` say how often each model runs relative to the
+    others (default: equally often): trials go where they save most time over all of these runs.
     """
     from mlc.log import Layers
     from mlc.log.layers import shipped
@@ -303,7 +306,7 @@ def tune_together(
 
 @contextmanager
 def _one_line(name: str, target: Target) -> Iterator[None]:
-    """Whatever TVM raises while the graph of ``name`` is lowered becomes one line."""
+    """Turn whatever TVM raises while the graph of ``name`` is lowered into a one-line error."""
     from mlc.errors import BuildError, MlcError
 
     try:

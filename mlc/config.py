@@ -1,4 +1,4 @@
-"""Every setting, declared once: its name in the environment, its default, and what it does."""
+"""Settings (environment variables), each declared once: name, default and help."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Setting:
 SETTINGS = {
     s.name: s
     for s in (
-        Setting("MLC_THREADS", "", "threads used by compiled code; empty: the physical cores this process may use"),
-        Setting("MLC_DATA_DIR", "", "where the user's own tuning logs live; empty: the platform's data folder"),
-        Setting("MLC_DEBUG", "0", "0: one-line errors; 1: with the trace; 2: TVM's own output too"),
-        Setting("MLC_DUMP_DIR", "", "a folder for intermediate modules; empty: none are written"),
-        Setting("MLC_WINOGRAD", "1", "0: convolutions never round as Winograd's algorithm does (--no-winograd)"),
-        Setting("MLC_SUBSTITUTIONS", "1", "0: no rules make another graph of a model (--no-substitutions)"),
-        Setting("MLC_INTEGERS", "1", "0: quantised products are computed in float32 (--no-integers)"),
-        Setting("MLC_TOKEN", "", "the secret that workers on other machines and tuning runs share"),
+        Setting("MLC_THREADS", "", "threads of compiled code; empty: the physical cores this process may use"),
+        Setting("MLC_DATA_DIR", "", "folder of your tuning logs and calibrations; empty: the platform's data folder"),
+        Setting("MLC_DEBUG", "0", "0: one-line errors; 1: with traceback; 2: TVM's own output too"),
+        Setting("MLC_DUMP_DIR", "", "folder to write the module to after each pass; empty: none"),
+        Setting("MLC_WINOGRAD", "1", "0: no Winograd convolutions (--no-winograd)"),
+        Setting("MLC_SUBSTITUTIONS", "1", "0: keep a model's own graph (--no-substitutions)"),
+        Setting("MLC_INTEGERS", "1", "0: quantised products in float32 (--no-integers)"),
+        Setting("MLC_TOKEN", "", "the secret that workers and tuning runs share"),
         Setting("MLC_CPUINFO", "/proc/cpuinfo", "the file that lists the features of this machine's CPU"),
         Setting("MLC_NVCC", "nvcc", "the CUDA compiler used for cuda targets"),
     )

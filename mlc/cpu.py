@@ -1,4 +1,4 @@
-"""The CPU that this machine shows: its name for LLVM's scheduling model, and the instructions that may be used.
+"""The CPU that this machine reports: its LLVM name, and the instructions that may be used.
 
 LLVM names a CPU by its family and takes all that the family has. A virtual machine may hide a part of that (AVX-512 of
 a Zen 4, AMX of a Xeon), and code that uses what is hidden dies by an illegal instruction; or it gives the number of
@@ -85,7 +85,7 @@ class HostCpu:
         return feature in self.detected or feature in _BASELINE.get(self.architecture, ())
 
     def hidden(self, features: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``features`` that code generators use and this CPU does not show, sorted."""
+        """Those of ``features`` that code generators use and this CPU does not report, sorted."""
         known = FLAGS.get(self.architecture, {})
         return tuple(sorted(f for f in features if f in known and not self.shows(f)))
 
@@ -100,7 +100,8 @@ def host_cpu() -> HostCpu:
 
 @lru_cache(maxsize=1)
 def detected_features() -> Mapping[str, bool]:
-    """Of LLVM's features, whether this machine's CPU answers for each itself; empty where TVM has no LLVM."""
+    """For each of LLVM's features, whether this machine's CPU reports it (through ``cpuid``); empty if TVM has no LLVM.
+    """
     import tvm_ffi
 
     detect = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
@@ -258,7 +259,7 @@ def cpu_model() -> str:
 
 
 def machine_id() -> str:
-    """What a record says about where it was measured: ``AMD EPYC 7B13, 2 cores``."""
+    """The machine's description in records: ``AMD EPYC 7B13, 2 cores``."""
     cores = physical_cores()
     return f"{cpu_model()}, {cores} core{'s' if cores != 1 else ''}"
 

@@ -1,4 +1,4 @@
-"""Errors that a user meets: one line that says what must hold, what came, and what to do about it."""
+"""The errors that users see: one line that says what must hold, what was given, and what to do about it."""
 
 from __future__ import annotations
 

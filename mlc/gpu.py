@@ -29,7 +29,7 @@ class Gpu:
 
     @property
     def model(self) -> str:
-        """What :func:`schedules.machine.gpu_machine` reads in a target's ``model``."""
+        """The GPU's figures as part of a target's ``model``, which :func:`schedules.machine.gpu_machine` reads."""
         return (f"sms={self.multiprocessors},ghz={self.hz / 1e9:.3f},memory={self.memory_rate / 1e9:.0f},"
                 f"l2={self.l2_bytes >> 10}K")
 

@@ -1,4 +1,5 @@
-"""Object files to a shared library, with whatever linker the machine has; for another architecture, one that knows it.
+"""Links object files into a shared library with whatever linker is installed, for another architecture with one that
+supports it.
 
 What TVM generates needs no start files, and its libc and libm are those of the process that loads it. So a bare linker
 does, and LLVM's links for every architecture.

@@ -1,4 +1,4 @@
-"""What a compilation may do, as one value that every pass, search and tuning run is handed whole."""
+"""Compile options, as one value that is passed to every pass, search and tuning run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a compilation may do; what it is compiled for is the target's business.
+    """What a compilation may do, independent of its target.
 
-    ``forbidden`` are algorithms that no operator may be computed by, each by its name or its family's
-    (:mod:`mlc.graph.algorithms`): those that round more than the operator's own sum does, say. ``substitutions``:
-    whether proved rules may make another graph of the model. ``precision``, one of :data:`PRECISIONS`, is what operands
-    of float32 products may be rounded to (:mod:`mlc.graph.precision.reduced`). ``integers``: whether products of
-    quantised operands may be computed in integers, rather than in float32 as the model spells them, and activations
-    rounded to 8 bits for that where the model allows it (:mod:`mlc.frontend.accuracy`).
+    ``forbidden`` are algorithms that must not be used (:mod:`mlc.graph.algorithms`), by name or by family: those that
+    round more than the operator's own sum does, say. ``substitutions``: whether proved rules may replace the model's
+    graph. ``precision``, one of :data:`PRECISIONS`, is what operands of float32 products may be rounded to
+    (:mod:`mlc.graph.precision.reduced`). ``integers``: whether products of quantised operands may be computed in
+    integers rather than in float32 as the model spells them, and activations rounded to 8 bits for that where the model
+    allows it (:mod:`mlc.frontend.accuracy`).
 
-    Another option is another field: it reaches all that this value reaches, and decisions that were made under its
-    default keep their names (:attr:`canonical`).
+    To add an option, add a field: everything receives this value as a whole, and decisions that were stored under the
+    field's default keep their names (:attr:`canonical`).
     """
 
     forbidden: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class CompileOptions:
 
     @property
     def canonical(self) -> str:
-        """What differs from the defaults, equal for equal options; part of the names of what is decided under them."""
+        """The options that differ from the defaults, as text; part of the names under which decisions are stored."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return " ".join(f"{name}={','.join(sorted(value)) if isinstance(value, frozenset) else value}"
                         for name, value in changed.items())

@@ -1,4 +1,4 @@
-"""TVM's runtime library alone: all that loading and running compiled code needs.
+"""Loads TVM's runtime library alone, which is all that loading and running compiled code needs.
 
 ``import tvm`` brings the compiler along, 260 MB of it. Here the 3 MB runtime library is loaded through ``tvm_ffi``,
 unless the whole of TVM is there already; both ways end in the same registry of functions. ``TVM_LIBRARY_PATH`` names a

@@ -1,4 +1,4 @@
-"""Sizes that a compiled model leaves free: ranges, free dimensions, and how both are written.
+"""Free (dynamic) dimensions and their ranges, and the notation for both.
 
 A shape is written ``1..32,3,224,224``; in Python also ``((1, 32), 3, 224, 224)`` or with :class:`Range` and text for
 single sizes. A static size is a range of one.
@@ -221,7 +221,7 @@ def parse_shape(shape: Shape) -> tuple[Range, ...]:
 
 
 def parse_shapes(words: Iterable[str]) -> dict[str, tuple[Range, ...]]:
-    """What ``--shape NAME=1..32,3,224,224`` says, given once for each input; raises :class:`UsageError`."""
+    """Parse ``--shape NAME=1..32,3,224,224``, given once for each input; raises :class:`UsageError`."""
     found: dict[str, tuple[Range, ...]] = {}
     for word in words:
         name, equals, text = word.rpartition("=")

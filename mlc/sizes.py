@@ -1,4 +1,4 @@
-"""Sizes that are expressions of free dimensions, for code that was written for numbers.
+"""Sizes that are expressions in free dimensions, and that behave like numbers for code that was written for numbers.
 
 A :class:`Size` adds, multiplies and divides as numbers do. What it is compared with is decided for all sizes that the
 free dimensions' ranges admit: ``==`` holds only where both are always equal, and an order that some sizes fulfil and
@@ -137,7 +137,7 @@ class Size:
 
     @cached_property
     def usual(self) -> int:
-        """For the usual sizes of the free dimensions."""
+        """The value at the usual sizes of the free dimensions."""
         return evaluated(self.expr, {name: free.usual for name, free in in_scope().items()})
 
     def __add__(self, other: Any) -> Any:

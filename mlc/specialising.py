@@ -1,4 +1,4 @@
-"""Models of which an input decides shapes: code is made for each of its values, when they first come.
+"""Executables for models with shape inputs: code is compiled for each combination of their values, at the first call.
 
 So do sequences and optionals, by how many tensors they hold, of which shapes.
 """
@@ -82,7 +82,7 @@ class SpecialisingExecutable:
             return self._kept[key]
 
     def _form(self, name: str, held: list[Any] | None) -> Any:
-        """What is to be known of the tensors of a container: None of none, a shape, or several."""
+        """The shapes of the tensors of a container: None for none, one shape, or several."""
         if held is None:
             return None
         said, single = self._shapes.get(name), self.containers[name] == "optional"
@@ -126,7 +126,7 @@ class SpecialisingExecutable:
 
 
 def _held(name: str, kind: str, value: Any) -> list[Any] | None:
-    """What a sequence or an optional holds; raises :class:`mlc.errors.InputError` for a value of another kind."""
+    """The contents of a sequence or an optional; raises :class:`mlc.errors.InputError` for a value of another kind."""
     if value is None and kind.startswith("optional"):
         return None
     if kind == "optional":
@@ -138,7 +138,7 @@ def _held(name: str, kind: str, value: Any) -> list[Any] | None:
 
 
 def _shape(value: Any, name: str) -> tuple[int, ...]:
-    """Of an array, or of what numpy makes one of."""
+    """The shape of an array, or of anything that numpy can convert to one."""
     shape = getattr(value, "shape", None)
     try:
         if shape is None:

@@ -1,4 +1,4 @@
-"""The one place where a friendly target name becomes a TVM target.
+"""Target resolution: the only place where a target name becomes a TVM target.
 
 ``native``                      this machine's CPU with all the features that it shows
 ``llvm``                        a generic CPU of this machine's architecture
@@ -95,7 +95,8 @@ class Target:
 
     @property
     def architecture(self) -> str:
-        """That of the CPU which code runs on, or is called from: ``x86_64``, ``aarch64``, as the platform names it."""
+        """The architecture of the CPU that runs the code, or that calls it: ``x86_64``, ``aarch64``, as :mod:`platform`
+        names it."""
         attrs = json.loads(self.attrs)
         host = attrs.get("host", {}) if attrs["kind"] == "cuda" else attrs
         triple = str(host.get("mtriple", "")) if isinstance(host, dict) else ""
@@ -164,8 +165,7 @@ def split(text: str) -> list[str]:
 
 
 def _measured() -> str:
-    """What calibration has found on this machine, as a part of a target's ``model``; a file that cannot be used is a
-    warning."""
+    """This machine's calibration as part of a target's ``model``; a file that cannot be used gives a warning."""
     from mlc.calibration import read
 
     found, reason = read()
@@ -256,7 +256,7 @@ def _cuda(name: str, head: str, options: dict[str, Any]) -> Target:
 
 
 def generation(arch: str) -> tuple[int, str]:
-    """What CUDA architectures are sorted by, the oldest first: ``sm_90`` before ``sm_90a`` before ``sm_100``."""
+    """Sort key of CUDA architectures, oldest first: ``sm_90`` before ``sm_90a`` before ``sm_100``."""
     digits = "".join(filter(str.isdecimal, arch))
     return int(digits or 0), arch
 

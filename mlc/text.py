@@ -1,4 +1,4 @@
-"""Text from outside (names in a model, file names, messages of libraries) made fit for a terminal or a page."""
+"""Makes untrusted text (names in a model, file names, messages of libraries) safe for a terminal or a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads compiled code runs on, in every process that runs any.
+"""The number of threads of compiled code, for every process that runs any.
 
 TVM's pool takes half of the visible cores on x86, since it assumes hyper-threads, and pins its threads. Threads that
 other libraries start afterwards (OpenBLAS under numpy) inherit the main thread's mask and then share its core: the

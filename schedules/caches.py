@@ -44,7 +44,7 @@ def _from_sysfs(folder: Path) -> dict[int, int]:
 
 
 def _from_libc() -> dict[int, int]:
-    """The same from the C library, which asks the CPU itself: containers may hide sysfs."""
+    """The cache sizes from the C library, which asks the CPU itself, since containers may hide sysfs."""
     sizes = {}
     for level, name in _SYSCONF.items():
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -1,7 +1,7 @@
-"""Few rows as the most that there may be: a function of up to 64 rows as one of 64, of which a call has some.
+"""Few rows padded to a fixed number: a function of up to 64 rows becomes one of 64, of which a call uses some.
 
-Then all sizes are numbers, for tiles, for how a sum is cut over blocks, and for the blocks themselves. Rows that are
-not there are read as zeros and not stored (:func:`opened`, which lowering begins with).
+All sizes are then constants: for tiles, for split reductions, and for the grid. Missing rows are read as zeros and not
+stored (:func:`opened`, with which lowering begins).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Functions with free sizes, and the same for usual ones, which spaces decide by (:mod:`schedules.lockstep`).
+"""Functions with free sizes: the attributes that describe these, and the function for usual sizes by which spaces
+decide (:mod:`schedules.lockstep`).
 
 A function says which sizes it is for in an attribute, :data:`SIZES`: ``[low, high, usual]`` of each variable, in the
 order in which its parameters name them.
@@ -79,12 +80,12 @@ def deciding(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
 
 
 def free_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """What :func:`shown_function` shows the sizes of; None for a function that has these alone."""
+    """The function with free sizes that :func:`shown_function` was made from; None for a function with fixed sizes."""
     return func.attrs[SHOWN] if func.attrs and SHOWN in func.attrs else None
 
 
 def least_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """What :func:`deciding` has noted; None for a function that stands for one size alone."""
+    """The function for the smallest sizes, as :func:`deciding` has noted it; None for a function with fixed sizes."""
     return func.attrs[LEAST] if func.attrs and LEAST in func.attrs else None
 
 

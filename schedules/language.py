@@ -1,4 +1,4 @@
-"""What a stored trace may say: exactly what the programs of spaces say, and what MetaSchedule's do.
+"""The language of stored traces: exactly the instructions that the spaces' programs and MetaSchedule use.
 
 Logs are shared, and TVM believes a trace: an annotation may carry assembly, an index map any object graph, a split
 may drop the check of its bounds. So a trace is read as hostile input before TVM sees it. Every instruction, the kinds
@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from schedules.amx_tiles import is_tiles
 from schedules.intrin import PREFIX
-from schedules.objects import check_index_map
 from schedules.space import InvalidDecision
-from schedules.tiles import is_tiles
+from schedules.tvm_json import check_index_map
 
 __all__ = ["Instruction", "parse_trace"]
 
@@ -160,7 +160,7 @@ _UNROLLED = _int(0, 1024)
 _PRECISION = "mlc.precision"
 #: what the lowering reads, and what MetaSchedule leaves for its own later steps
 _ANNOTATIONS: Mapping[str, Check] = {
-    "permuted_layout": _FLAG,  # schedules.permuted refuses it where some access of a buffer lacks it
+    "permuted_layout": _FLAG,  # schedules.permuted_layout refuses it where some access of a buffer lacks it
     # a copy and its use, or two copies and what a pipeline of three becomes; TVM refuses what breaks a dependence, and
     # waits for asynchronous copies by itself
     "software_pipeline_async_stages": _one_of([0]),

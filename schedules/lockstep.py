@@ -1,4 +1,5 @@
-"""Schedules for functions with free sizes: what a space decides for the usual ones, carried out on the function itself.
+"""Schedules functions with free sizes: every step that a space takes for the usual sizes is applied to the function
+itself.
 
 A space's program asks for extents, and decides by them. It is run on the function for its usual sizes, and every step
 that it takes is taken on the function with free sizes first: both stay in lockstep, and the trace of the latter is the
@@ -16,7 +17,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import walk
 from schedules.errors import InvalidDecision
-from schedules.masks import HINT
+from schedules.loop_partition import HINT
 
 __all__ = ["Lockstep", "is_fixed"]
 

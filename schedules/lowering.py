@@ -1,28 +1,20 @@
-"""What TVM's pipeline leaves out between a scheduled CPU function and machine code.
+"""Lowering passes that TVM's pipeline lacks between a scheduled CPU function and machine code.
 
-Nine things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+They are part of the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
-Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
-keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
-before the epilogue. On the stack they dissolve into registers altogether.
-
-Weights are fetched ahead (:mod:`schedules.prefetch`).
-
-Local buffers of functions with free sizes are as large as their ranges need (:mod:`schedules.compacted`).
-
-Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tiles`).
-
-Loops are not cut where a condition changes outside of them (:mod:`schedules.masks`).
-
-Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones past the
-caches (:mod:`schedules.streamed`).
-
-Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
-
-Arguments that are known to fit are not checked again (:data:`FITS`), and those of a caller may begin where his memory
-does (:mod:`schedules.anywhere`).
-
-Scopes that the code generator does not know are left out (:mod:`schedules.scopes`).
+- Register tiles stay in registers. TVM allocates local buffers of more than 1 KiB in a workspace on the heap, where
+  LLVM keeps them in registers only while it can prove that nothing aliases them; otherwise they go through memory once
+  more before the epilogue. On the stack they are promoted to registers entirely.
+- Weights are prefetched (:mod:`schedules.prefetch`).
+- Local buffers of functions with free sizes are as large as their ranges need (:mod:`schedules.compact_buffers`).
+- AMX tiles are configured, once per thread (:mod:`schedules.amx_tiles`).
+- Loops are not partitioned where a condition changes outside of them (:mod:`schedules.loop_partition`).
+- Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones with
+  non-temporal stores (:mod:`schedules.nontemporal`).
+- Sums that are narrowed to bytes are stored several vectors at a time (:mod:`schedules.packed_stores`).
+- Arguments that are known to fit are not checked again (:data:`FITS`), and those of a caller need only be aligned to 16
+  bytes (:mod:`schedules.alignment`).
+- Loop annotations that the code generator does not know are removed (:mod:`schedules.scopes`).
 """
 
 from __future__ import annotations
@@ -38,20 +30,20 @@ from tvm.ir import Call
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from schedules.always import settled, sizes_of, untested
+from schedules.alignment import relax_alignment
+from schedules.amx_tiles import with_helpers, with_tiles
 from schedules.analysis import loads, op_name, replaced, walk
-from schedules.anywhere import begun_anywhere
-from schedules.compacted import compacted
-from schedules.flat import FLAT, restored
+from schedules.compact_buffers import compacted
+from schedules.flatten_spatial import FLAT, restored
 from schedules.free import SIZES, variables
-from schedules.joined import joined_stores
-from schedules.masks import hidden_masks
+from schedules.loop_partition import hide_conditions
+from schedules.nontemporal import lower_nontemporal_stores
+from schedules.packed_stores import with_packed_stores
 from schedules.pieces import expanded
 from schedules.prefetch import insert_prefetches
-from schedules.present import written_on_the_way
+from schedules.present import fuse_present_stores
+from schedules.range_conditions import sizes_of, without_dead_extrema, without_true_conditions
 from schedules.scopes import WithoutScopes
-from schedules.streamed import streamed_stores
-from schedules.tiles import with_helpers, with_tiles
 
 __all__ = ["FITS", "PIPELINE"]
 
@@ -68,7 +60,7 @@ _TAKE_BFLOATS = ("llvm.x86.avx512bf16.", "llvm.aarch64.neon.bf")
 
 
 def _keep_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Leave small local buffers to LLVM's stack."""
+    """Allocate small local buffers on LLVM's stack."""
 
     def mark(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
         buffer = allocation.buffer
@@ -85,10 +77,10 @@ def _keep_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _with_bfloats(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Hand vectors of uint16 as bfloat16 to those of LLVM's intrinsics that take it.
+    """Pass vectors of uint16 as bfloat16 to those of LLVM's intrinsics that take it.
 
-    TVM's legalisation leaves no value of that type, and its code generator knows none. So the intrinsic is called by a
-    function of LLVM's own language, which is inlined.
+    TVM's legalisation removes that type, and its code generator does not know it. The intrinsic is therefore called by
+    a function in LLVM IR, which is inlined.
     """
     helpers: dict[str, str] = {}
 
@@ -110,7 +102,7 @@ def _with_bfloats(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _bfloat_helper(helper: str, name: str, result: str, operands: Sequence[str]) -> str:
-    """A function of LLVM that calls the intrinsic ``name`` with its operands of uint16 as bfloat16."""
+    """A function in LLVM IR that calls the intrinsic ``name`` with its uint16 operands as bfloat16."""
 
     def vector(dtype: str, word: str) -> str:
         kind, _, lanes = dtype.partition("x")
@@ -132,14 +124,14 @@ def _bfloat_helper(helper: str, name: str, result: str, operands: Sequence[str])
 
 
 def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
-    """TVM's ``lower``, with what is known of the sizes of functions with free ones."""
+    """TVM's ``lower`` pass, with the ranges of the sizes of functions with free ones."""
     free = {
         var: func for var, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and func.attrs and SIZES in func.attrs
     }
     if not free:
         return lower(mod)
-    made = {var: restored(_bounded(settled(compacted(func)))) for var, func in free.items()}
+    made = {var: restored(_bounded(without_dead_extrema(compacted(func)))) for var, func in free.items()}
     once = tvm.IRModule(made, attrs=mod.attrs)
     rest = tvm.IRModule({
         var: restored(func) if isinstance(func, tirx.PrimFunc) else func
@@ -163,7 +155,7 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
 
 
 def _unchecked(mod: tvm.IRModule) -> tvm.IRModule:
-    """The lowered module without the checks of arguments in functions that are marked by :data:`FITS`."""
+    """The lowered module without argument checks in functions that are marked by :data:`FITS`."""
     fits = {var: func for var, func in mod.functions_items() if func.attrs and FITS in func.attrs}
     if fits:
         mod.update(tirx.transform.SkipAssert()(tvm.IRModule(fits, attrs=mod.attrs)))
@@ -171,10 +163,10 @@ def _unchecked(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _with_numbers_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without variables for sizes as floating-point numbers, of which the code generator wants to know
-    within which whole numbers they lie, and fails.
+    """The function without variables for sizes as floating-point numbers: the code generator asks for their integer
+    bounds, and fails.
 
-    ``x = float32(n); .. y / x   -->   .. y / float32(n)``
+        ``x = float32(n); .. y / x   -->   .. y / float32(n)``
     """
     image: dict[tirx.Var, Any] = {}
 
@@ -192,7 +184,7 @@ def _with_numbers_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_cast(value: Any) -> bool:
-    """Whether a cast of a whole number is in it that reads no memory."""
+    """Whether the expression contains a cast of an integer that reads no memory."""
     casts: list[bool] = []
     walk(value, (tirx.Cast, lambda cast: casts.append("int" in str(cast.value.ty) and not loads(cast.value))))
     return any(casts)
@@ -201,13 +193,14 @@ def _is_cast(value: Any) -> bool:
 def _untested(func: tirx.PrimFunc, known: Mapping[str, Sequence[tuple[tirx.Var, int, int]]]) -> tirx.PrimFunc:
     """A lowered function by the ``known`` sizes of the one that it was made of."""
     symbol = str(func.attrs["global_symbol"]).removeprefix("__tvm_ffi_")
-    return untested(func, known[symbol]) if symbol in known else func
+    return without_true_conditions(func, known[symbol]) if symbol in known else func
 
 
 def _bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with a condition that its sizes fulfil around all that it does: TVM's analyzers go by it.
+    """Wrap the function's body in a condition that its sizes always fulfil, from which TVM's analyzers learn the
+    ranges.
 
-    ``for i: if 29 <= n: ..   -->   if 128 <= n <= 512: for i: ..``
+        ``for i: if 29 <= n: ..   -->   if 128 <= n <= 512: for i: ..``
     """
     ends = zip(variables(func), func.attrs[SIZES], strict=True)
     inside = [bound for var, (low, high, _) in ends for bound in (var >= int(low), var <= int(high))]
@@ -225,27 +218,27 @@ class _CompactedAlready:
 
 
 _ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_level=0, name="mlc.ExpandPieces")
-_BeginAnywhere = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: begun_anywhere(func), opt_level=0, name="mlc.BeginAnywhere"
+_RelaxAlignment = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: relax_alignment(func), opt_level=0, name="mlc.RelaxAlignment"
 )
-_WriteOnTheWay = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: written_on_the_way(func), opt_level=0, name="mlc.WriteOnTheWay"
+_FusePresentStores = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: fuse_present_stores(func), opt_level=0, name="mlc.FusePresentStores"
 )
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: func if SIZES in (func.attrs or ()) else insert_prefetches(func), opt_level=0,
     name="mlc.InsertPrefetches"
 )
-_HideMasks = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: hidden_masks(func), opt_level=0, name="mlc.HideMasks"
+_HideConditions = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: hide_conditions(func), opt_level=0, name="mlc.HideConditions"
 )
 _KeepOnStack = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _keep_on_stack(func), opt_level=0, name="mlc.KeepOnStack"
 )
-_JoinStores = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: joined_stores(func), opt_level=0, name="mlc.JoinStores"
+_PackStores = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: with_packed_stores(func), opt_level=0, name="mlc.PackStores"
 )
-_StreamStores = tirx.transform.prim_func_pass(
-    lambda func, _mod, _ctx: streamed_stores(func), opt_level=0, name="mlc.StreamStores"
+_NontemporalStores = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: lower_nontemporal_stores(func), opt_level=0, name="mlc.NontemporalStores"
 )
 _WithBfloats = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _with_bfloats(func), opt_level=0, name="mlc.WithBfloats"
@@ -262,14 +255,15 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        steps = [_StreamStores, _JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()]
+        steps = [_NontemporalStores, _PackStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()]
         return tvm.transform.Sequential(steps)
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _unchecked(_lower_free(mod, ctx, lower))
 
-    steps = [WithoutScopes, _ExpandPieces, _BeginAnywhere, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks,
+    steps = [WithoutScopes, _ExpandPieces, _RelaxAlignment, _FusePresentStores, _InsertPrefetches, _WithTiles,
+             _HideConditions,
              lowered]
     return tvm.transform.Sequential(steps), host, finish_device
 

@@ -1,4 +1,4 @@
-"""What a machine is: all that seeds, estimates and rooflines may know of it, read from the TVM target alone.
+"""The description of a machine, read from the TVM target alone: all that seeds, estimates and rooflines know of it.
 
 A description comes with the target: its instructions give vectors and registers, the CPU's family what is peculiar to
 it, and a GPU's architecture its data sheet. TVM's targets have no attributes for caches and rates, so what is known
@@ -88,7 +88,7 @@ class CpuMachine:
         return self.fma_per_cycle * self.lanes("float64" if bits == 64 else "float32")
 
     def tile_macs_per_cycle(self, dtype: str) -> float:
-        """The same of the matrix unit, which multiplies ``dtype`` of 8 and 16 bits; 0 without one."""
+        """Multiply-adds per cycle of the matrix unit, for ``dtype`` of 8 and 16 bits; 0 without one."""
         return self.tile_per_cycle * TILE_LANES * LINE_BYTES * 8 / tvm.runtime.DataType(dtype).bits
 
     @property
@@ -207,7 +207,7 @@ def _facts(model: str) -> dict[str, float]:
 
 
 def _default(cores: int, width: int, registers: int) -> CpuMachine:
-    """What machines with vectors of ``width`` bytes have."""
+    """The defaults for machines with vectors of ``width`` bytes."""
     level2 = (1024 if width == 64 else 512) << 10  # cores with AVX-512 have larger ones
     return CpuMachine(
         cores, width, registers, 32 << 10, level2, USUAL_LAST_LEVEL, 2.0 * width, min(64.0, 2.0 * width),
@@ -217,8 +217,8 @@ def _default(cores: int, width: int, registers: int) -> CpuMachine:
 
 
 def reference_machine(target: tvm.target.Target) -> CpuMachine:
-    """What machines with the instructions of an ``llvm`` target have, whichever it is: what a learned cost model
-    describes programs by, so that its knowledge carries over from one machine to another."""
+    """The description of an average machine with the instructions of an ``llvm`` target: learned cost models describe
+    programs by it, so that their knowledge carries over between machines."""
     return _reference(str(target))
 
 

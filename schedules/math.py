@@ -1,4 +1,4 @@
-"""Transcendental functions as arithmetic that vectorises.
+"""Transcendental functions as vectorisable arithmetic.
 
 LLVM turns a vector ``exp`` into one library call per lane, which makes softmax or GELU ten times slower than the
 memory they touch. :func:`expand_math` replaces such calls on ``float32`` by polynomials and bit operations, before or

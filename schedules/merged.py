@@ -1,4 +1,4 @@
-"""Free sizes that a function knows only as their product, as one size.
+"""Free sizes that occur in a function only as a product, merged into one size.
 
 A dense layer of ``batch * sequence`` rows depends on neither: what is tiled is the product, of which TVM's analysis
 proves more if it is one variable. :func:`restored` gives the lowered function the parameters of its callers again.

@@ -1,4 +1,4 @@
-"""Functions made of pieces: a range of sizes cut into parts, each with a schedule of its own.
+"""Dispatch by size: a range of sizes is divided into pieces, each with its own schedule.
 
 A schedule that suits a few rows does not suit thousands, and one for a single size has no ragged tiles at all. A
 scheduled function carries the others that may stand in for it in an attribute, :data:`PIECES`, each with the box of
@@ -14,8 +14,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from schedules.anywhere import ANYWHERE
-from schedules.flat import FLAT
+from schedules.alignment import ANYWHERE
+from schedules.flatten_spatial import FLAT
 from schedules.free import SIZES, specialised, variables
 from schedules.merged import MERGED
 from schedules.trimmed import trimmed

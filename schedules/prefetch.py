@@ -1,4 +1,4 @@
-"""Weights fetched ahead of the tile that reads them.
+"""Software prefetch of weights ahead of the tile that reads them.
 
 A register tile's weights are used again by every tile of the same columns, so they come from memory in bursts: the
 first tile waits for them and the others leave the memory idle. A loop that :func:`prefetch_ahead` has marked touches
@@ -166,7 +166,7 @@ def _first_index(loop: tirx.For, buffer: tirx.Buffer, from_start: bool = True) -
 
 
 def _indices(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[Any] | None:
-    """Where a block reads ``buffer`` itself, or hands it to an intrinsic."""
+    """The indices at which a block reads ``buffer`` itself, or passes it to an intrinsic."""
     loads: list[TensorLoad] = []
     walk(block.body, (TensorLoad, loads.append))
     found = [list(load.indices) for load in loads if load.source.same_as(buffer)]

@@ -1,9 +1,9 @@
-"""Results that are read on the way: written where they are read, instead of being written first and read again.
+"""Fuses the concatenation of past and new keys and values with the attention that reads it, so that each is read once.
 
-A language model gives back the keys and values of all tokens, former ones and new ones, and its attention reads them.
-:func:`mlc.graph.kernels.query_blocks.joined` marks the block that puts them together, and attention reads all of that
-through one stage. Where the stage keeps its place, the block is merged with it: the past passes through the caches
-once. A large result is stored past them (:mod:`schedules.streamed`).
+A decoder returns the keys and values of all tokens, past and new, and its attention reads them.
+:func:`mlc.graph.kernels.query_blocks.joined` marks the block that concatenates them, and attention reads the result
+through one staging block. If staging keeps the order of elements, the two blocks are merged: the past passes through
+the caches only once. A large result is written with non-temporal stores (:mod:`schedules.nontemporal`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import loads, replaced, walk
 from schedules.machine import cpu_machine
-from schedules.streamed import awaited, streamed
+from schedules.nontemporal import nontemporal_store, with_store_fence
 
-__all__ = ["PRESENT", "STAGE", "written_on_the_way"]
+__all__ = ["PRESENT", "STAGE", "fuse_present_stores"]
 
 #: the annotation of a block of whose result a stage reads every element, and that of the stage
 PRESENT, STAGE = "mlc.present", "mlc.stage"
@@ -40,7 +40,7 @@ class _Move:
     stage: s_tir.SBlock
 
 
-def written_on_the_way(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def fuse_present_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A scheduled function whose marked results are written in the stages that read them; the same object where there
     are no such.
 
@@ -70,7 +70,8 @@ def written_on_the_way(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _move(func: tirx.PrimFunc, nest: tirx.Stmt) -> _Move | None:
-    """What is to be done with a nest; None where it is no marked block alone, which a stage alone reads."""
+    """The fusion to be done with a nest; None unless it is a single marked block that is only read by a staging block.
+    """
     found = _inner(nest)
     if len(found) != 1 or PRESENT not in found[0].annotations:
         return None
@@ -137,9 +138,9 @@ def _merged(move: _Move, large: Any) -> s_tir.SBlock:
     image = {axis.var: index for axis, index in zip(block.iter_vars, load.indices, strict=True)}
     kept = tirx.BufferLoad(stage.body.buffer, list(stage.body.indices))
     out = tirx.BufferStore(block.body.buffer, kept, list(load.indices))
-    stored: tirx.Stmt = tirx.IfThenElse(large, streamed(out), out)
+    stored: tirx.Stmt = tirx.IfThenElse(large, nontemporal_store(out), out)
     if isinstance(large, tirx.IntImm):
-        stored = streamed(out) if int(large) else out
+        stored = nontemporal_store(out) if int(large) else out
     first = tirx.BufferStore(stage.body.buffer, replaced(block.body.value, image), list(stage.body.indices))
     reads = [_region(each, image) for each in block.reads]
     place = [tvm.ir.Range.from_min_extent(index, tirx.const(1, str(index.ty))) for index in load.indices]
@@ -167,9 +168,9 @@ def _waiting(body: tirx.Stmt) -> tirx.Stmt:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
         threads.append(loop)
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, awaited(loop.body),
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, with_store_fence(loop.body),
                         annotations=dict(loop.annotations))
 
     threads: list[tirx.For] = []
     body = tvm_ffi.structural_map(body, (tirx.For, waiting))
-    return body if threads else awaited(body)
+    return body if threads else with_store_fence(body)

@@ -1,4 +1,4 @@
-"""Reductions that TVM's ``rfactor`` takes, besides its own: largest and least elements that may be infinite.
+"""Reductions that TVM's ``rfactor`` accepts in addition to its own: minima and maxima that may be infinite.
 
 TVM's own begin with the largest finite number, which is the result where every element is infinite.
 """

@@ -1,4 +1,4 @@
-"""Which spaces exist, in the order in which they are asked; the last of each target kind matches everything."""
+"""The list of all spaces, in the order in which they are asked; the last of each target kind matches everything."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def all_spaces(target_kind: str) -> tuple[Space, ...]:
 
 
 def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
-    """The first space that matches ``func``, for its usual sizes, on ``target``; the last one for empty tensors."""
+    """The first space that matches ``func``, at its usual sizes, on ``target``; the last one for empty tensors."""
     return next(matching(func, target))
 
 
 def matching(func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Space]:
-    """All spaces that match ``func``, as :func:`find` asks them."""
+    """All spaces that match ``func``, in the order in which :func:`find` asks them."""
     usual = shown_function(func, target)
     spaces = all_spaces(target.kind.name)
     if is_empty(usual):
@@ -48,5 +48,5 @@ def _matches(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> bo
 
 
 def by_name(name: str, target_kind: str) -> Space | None:
-    """The space called ``name``, or None (a log may name a space that is gone)."""
+    """The space called ``name``, or None (a log may name a space that no longer exists)."""
     return next((s for s in all_spaces(target_kind) if s.name == name), None)

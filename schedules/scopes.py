@@ -1,4 +1,4 @@
-"""Scopes of loops that TVM's code generator does not know, and warns of on the terminal each time it meets them."""
+"""Removes loop annotations that TVM's code generator does not know and would warn about."""
 
 from __future__ import annotations
 

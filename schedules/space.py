@@ -1,9 +1,9 @@
-"""The contract between a search space and everyone who uses it.
+"""The contract between a search space and its users.
 
-A :class:`Space` says *how a tensor function may be laid out*. It is a finite table of knobs plus a program
-over :class:`tvm.s_tir.Schedule` that takes every decision through :meth:`Pick.__call__`, which records a
-``sample_categorical`` in the schedule's trace. The trace therefore *is* the candidate: it can be stored,
-replayed on an equal function without this package, and compared.
+A :class:`Space` defines *how a tensor function may be scheduled*. It is a finite table of knobs plus a program over
+:class:`tvm.s_tir.Schedule` that makes every decision through :meth:`Pick.__call__`, which records a
+``sample_categorical`` in the schedule's trace. The trace therefore *is* the candidate: it can be stored, replayed on an
+equal function without this package, and compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Knob:
 
 
 class Pick:
-    """Takes decisions in a schedule and records each one as ``sample_categorical`` in its trace."""
+    """Makes decisions in a schedule, and records each as a ``sample_categorical`` in its trace."""
 
     def __init__(self, sch: s_tir.Schedule, knobs: tuple[Knob, ...], decisions: Decisions) -> None:
         self._sch = sch
@@ -69,11 +69,12 @@ class Pick:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What decisions ask of a GPU, reckoned before a compiler has seen them.
+    """The resources of a GPU that a candidate uses, estimated before compilation.
 
-    A block has ``threads`` of so many ``registers`` and ``shared_bytes``; ``resident`` blocks fit a multiprocessor,
-    whose threads they are the part ``occupancy`` of. These have at most ``under_way`` bytes of their operands on the
-    way, in ``stages`` of which one is computed with; ``cluster`` blocks share what they copy.
+    A block has ``threads`` with ``registers`` each, and ``shared_bytes`` of shared memory; ``resident`` blocks fit a
+    multiprocessor, with ``occupancy`` the fraction of its threads. Together they have at most ``under_way`` bytes of
+    operands in flight, in ``stages`` of copies, one of which is being computed on; ``cluster`` blocks share what they
+    copy.
     """
 
     threads: int
@@ -107,15 +108,15 @@ class Space(abc.ABC):
 
     name: str
     target_kind: str  # "llvm" or "cuda"
-    #: what intrinsics compute of which every schedule uses one, as their names begin; empty where it needs none
+    #: name prefixes of intrinsics, of which every schedule of the space uses one; empty if it needs none
     tensorizes: str = ""
     #: whether a function may have free sizes (see :mod:`schedules.free`)
     free_sizes: bool = True
-    #: whether it decides by how large they are
+    #: whether its decisions depend on how large these sizes are
     by_size: bool = True
-    #: whether a schedule marks what lowering writes out as a kernel
+    #: whether a schedule only marks a computation that lowering then generates as a whole kernel
     written_out: bool = False
-    #: opcodes of machine code of which every kernel's sums use one, as their names begin; empty where any will do
+    #: prefixes of machine-code opcodes, of which every kernel must contain one; empty if there is no requirement
     opcodes: tuple[str, ...] = ()
 
     @abc.abstractmethod
@@ -124,40 +125,42 @@ class Space(abc.ABC):
 
     @abc.abstractmethod
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        """The decisions of :meth:`schedule` for this function, in the order in which they are taken."""
+        """The decisions of :meth:`schedule` for this function, in the order in which they are made."""
 
     @abc.abstractmethod
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        """Good complete assignments from arithmetic on the machine, best first; never empty. Where ``func`` stands for
-        a range of sizes, :func:`schedules.free.least_function` gives that for the smallest."""
+        """Complete assignments that an analytic model of the machine suggests, best first; never empty. If ``func``
+        stands for a range of sizes, :func:`schedules.free.least_function` gives the function for the smallest."""
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        """Seconds that arithmetic on the machine gives decisions; None for a space that has none but for the order of
-        its seeds. ``resident`` is how many blocks a multiprocessor holds, where a compiler has said so. Raises
-        :class:`InvalidDecision` for decisions that do not fit the machine."""
+        """The estimated seconds of a candidate; None if the space has no estimate beyond the order of its seeds.
+
+        ``resident`` is the number of blocks per multiprocessor, if a compiler has determined it. Raises
+        :class:`InvalidDecision` for decisions that do not fit the machine.
+        """
         return None
 
     def footprint(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions
     ) -> Footprint | None:
-        """What decisions that fit the machine ask of a GPU; None for a space that says nothing of it."""
+        """The resources that a candidate uses on a GPU; None if the space does not estimate them."""
         return None
 
     @abc.abstractmethod
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
-        """Transform ``sch`` (one function, ``main``). Raises :class:`InvalidDecision` where it can't."""
+        """Transform ``sch`` (one function, ``main``). Raises :class:`InvalidDecision` if the decisions do not fit."""
 
 
 def schedule_with(
     space: Space, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions
 ) -> s_tir.Schedule:
-    """Run ``space``'s program on ``func``; the result carries the trace of what was done.
+    """Run ``space``'s program on ``func``; the result's trace records what was done.
 
-    Raises :class:`InvalidDecision` where the decisions do not fit the function (TVM's own ``ScheduleError``
-    is turned into it), so one bad candidate is an ordinary event for the caller. A function with free sizes is
-    scheduled by the decisions for its usual ones.
+    Raises :class:`InvalidDecision` if the decisions do not fit the function (TVM's ``ScheduleError`` is converted to
+    it), so that an invalid candidate is an ordinary event for the caller. A function with free sizes is scheduled by
+    the decisions for its usual sizes.
     """
     usual, gpu = shown_function(func, target), target.kind.name == "cuda"
     # what TVM cannot prove of a product with a free size holds as it does of the shown one, where it is checked
@@ -173,8 +176,8 @@ def schedule_with(
 
 
 def unshared(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """What a schedule of ``func`` is made of: a copy where blocks below the root hold blocks, since TVM's primitives on
-    those change the loops of the function itself. Any other function as it is."""
+    """The function to make a schedule of: a copy of ``func`` if it has nested blocks below the root, since TVM's
+    primitives modify the loops of those in place; otherwise ``func`` itself."""
     inner: list[s_tir.SBlock] = []
     outer: list[s_tir.SBlock] = []
     walk(func.body, (s_tir.SBlock, outer.append))
@@ -192,7 +195,7 @@ def _schedule(func: tirx.PrimFunc, *, check: bool = True) -> s_tir.Schedule:
 def first_seed(
     space: Space, func: tirx.PrimFunc, target: tvm.target.Target
 ) -> tuple[s_tir.Schedule, dict[str, int]]:
-    """The schedule of the first seed that can be carried out, and that seed's decisions."""
+    """The schedule of the first feasible seed, and its decisions."""
     reason: Exception | None = None
     for decisions in space.seeds(deciding(func, target), target):
         try:
@@ -205,7 +208,7 @@ def first_seed(
 def feasible_seeds(
     space: Space, func: tirx.PrimFunc, target: tvm.target.Target
 ) -> Iterator[tuple[s_tir.Schedule, dict[str, int]]]:
-    """The schedules of the seeds that can be carried out, best first, with the decisions of each."""
+    """The schedules of all feasible seeds, best first, each with its decisions."""
     for decisions in space.seeds(deciding(func, target), target):
         try:
             sch = schedule_with(space, func, target, decisions)
@@ -215,5 +218,5 @@ def feasible_seeds(
 
 
 def best_seed(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule:
-    """The schedule of the first seed that can be carried out."""
+    """The schedule of the first feasible seed."""
     return first_seed(space, func, target)[0]

@@ -1,4 +1,4 @@
-"""A schedule's trace as JSON text: what the log stores, and what replays on an equal function anywhere."""
+"""Traces of schedules as JSON text, as the log stores them, and their replay on an equal function."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.amx_tiles import check_tiles
 from schedules.analysis.expressions import walk
 from schedules.cuda.few_bits_form import check_marked_few_bits
 from schedules.cuda.heads import check_marked
 from schedules.cuda.product import check_marked_product
-from schedules.growth import check_growth, check_inlining
 from schedules.intrin import check_available, use
 from schedules.language import parse_trace
-from schedules.permuted import check_permuted
+from schedules.permuted_layout import check_permuted
 from schedules.reducers import register
+from schedules.size_limits import check_growth, check_inlining
 from schedules.space import InvalidDecision, unshared
-from schedules.tiles import check_tiles
 
 __all__ = ["replay", "trace_json"]
 
@@ -36,7 +36,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     The text may come from anyone: the result computes what ``func`` does, on equal parameters, within bounded memory,
     code and work. Raises :class:`InvalidDecision` where the trace is no trace, says what no space's program says
     (:mod:`schedules.language`), asks for an instruction that ``target`` lacks, does not fit the function or makes far
-    more of it (:mod:`schedules.growth`).
+    more of it (:mod:`schedules.size_limits`).
     """
     steps = parse_trace(trace, len(func.params))
     check_inlining(func, steps[0])

@@ -1,7 +1,7 @@
-"""Functions without what nothing reads: a part of a range may need less than the whole of it.
+"""Removes computation that nothing reads: within a part of a size range, less of an intermediate tensor may be needed.
 
-What is padded to whole tiles for every size is mostly padding for the smallest. Where the sizes at hand bound what is
-read of an intermediate tensor, the rest of it is not computed.
+A tensor that is padded to whole tiles for every size is mostly padding for the smallest. If the sizes at hand bound
+what is read of an intermediate tensor, the rest is not computed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _extents(stage: _Stage, ends: Sequence[int | None] | None) -> list[Any]:
 
 
 def _analyzer(func: tirx.PrimFunc, stage: _Stage, extents: Sequence[Any]) -> sym.Analyzer:
-    """What is known of the function's free sizes and of a stage's axes."""
+    """An analyzer that knows the ranges of the function's free sizes and of a stage's axes."""
     analyzer = sym.Analyzer()
     free = zip(variables(func), func.attrs[SIZES], strict=True) if func.attrs and SIZES in func.attrs else ()
     for var, (low, high, _) in free:

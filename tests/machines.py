@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "machines"
 #: tests of what is the same on every CPU: rules and their proofs, kernels for GPUs
 _SAME = ["--ignore=tests/unit/substitution", "--ignore=tests/gpu", "--ignore-glob=*/test_cuda_*",
-         "--ignore=tests/damage/test_certificates.py", "--ignore=tests/damage/test_rules.py"]
+         "--ignore=tests/fuzz/test_certificates.py", "--ignore=tests/fuzz/test_rules.py"]
 #: what else `make test` runs: beside each other, then alone
 SELECTIONS = (["-n", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not slow and not alone", *_SAME],
               ["-m", "not slow and alone", *_SAME])

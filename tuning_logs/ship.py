@@ -211,7 +211,7 @@ def _model(name: str, work: Path) -> Any:
 def _one(model: str, target: Target, seconds: float, work: Path, slug: str, file: Path, console: Console) -> int:
     """One model on one target; how many records the target's file has now."""
     from mlc import api
-    from mlc.artifact.features import missing_features, required_features
+    from mlc.artifact.cpu_features import missing_features, required_features
     from mlc.log import TuningLog
     from mlc.measure import local_measurer
     from mlc.report.progress import listening

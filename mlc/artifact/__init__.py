@@ -1,4 +1,4 @@
-"""The log's best schedules and packed weights become one file, and its loader."""
+"""Building an artifact, one file, from the log's best schedules and packed weights; loading and running it."""
 
 from __future__ import annotations
 

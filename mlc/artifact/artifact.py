@@ -1,4 +1,4 @@
-"""The artifact: one file that holds code, weights and everything that must be known to run them.
+"""The artifact's file format: code, weights and metadata in one file, written and read back with checksums.
 
 ::
 
@@ -36,7 +36,7 @@ from xxhash import xxh3_128_digest
 
 from mlc.artifact import metadata as description
 from mlc.artifact.checksum import CHUNK, checksum, read_checked, sums
-from mlc.artifact.narrow import narrowed, room, rooms, stored_type, widened
+from mlc.artifact.compact_weights import buffer, buffers, narrowed, stored_type, widened
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
@@ -93,7 +93,7 @@ def write(path: Path, code: bytes, metadata: dict[str, Any], weights: Sequence[n
     """Write an artifact; it appears under its name when it is complete, in place of what was there.
 
     ``weights`` are contiguous, in the order of ``metadata["weights"]``; where each is, and as which type it is stored
-    (:mod:`mlc.artifact.narrow`), is filled in here. A process that has loaded what was there keeps it.
+    (:mod:`mlc.artifact.compact_weights`), is filled in here. A process that has loaded what was there keeps it.
     """
     _write(path, FORMAT, [code], metadata, metadata["weights"], weights)
 
@@ -270,7 +270,7 @@ def _read(path: Path, file: IO[bytes], verify: bool) -> Artifact:
     code = _checked(path, number, "code", 0, np.empty(header_at, np.uint8), expected)
     others = _checked(path, number, "others", others_at, np.empty(weights_at - others_at, np.uint8), expected)
     if verify:
-        weights = _checked(path, number, "weights", weights_at, room(total - weights_at), expected)
+        weights = _checked(path, number, "weights", weights_at, buffer(total - weights_at), expected)
     else:
         weights = _mapped(file, weights_at, total - weights_at)
     each = _as_used(found.table, weights)
@@ -288,13 +288,14 @@ def _as_used(table: Sequence[dict[str, Any]], weights: np.ndarray) -> list[np.nd
     """The bytes of each weight, as the type that the program reads."""
     each = [weights[entry["offset"] : entry["offset"] + entry["bytes"]] for entry in table]
     narrow = [i for i, entry in enumerate(table) if entry["stored"] != entry["dtype"]]
-    for i, result in zip(narrow, rooms([2 * each[i].size for i in narrow]), strict=True):
+    for i, result in zip(narrow, buffers([2 * each[i].size for i in narrow]), strict=True):
         each[i] = widened(each[i], table[i]["stored"], result)
     return each
 
 
 def _elf_bytes(head: bytes) -> int | None:
-    """Where a 64-bit ELF file ends: after its section headers, which linkers write last. None for other files."""
+    """The size of a 64-bit ELF file: it ends after its section headers, which linkers write last. None for other files.
+    """
     if len(head) < 64 or head[:4] != _ELF or head[4] != 2:
         return None
     order = "<" if head[5] == 1 else ">"

@@ -1,7 +1,7 @@
-"""A model's kernels as one CUDA graph: what starting them one by one costs is then paid once.
+"""A model's kernels captured as one CUDA graph, so that launch overhead is paid only once per call.
 
 A graph holds addresses. All that :data:`INTO <mlc.artifact.memory.INTO>` touches therefore stays where it is: its
-caller gives it the same inputs, outputs and weights in each call (:class:`mlc.artifact.places.CudaPlace` keeps them),
+caller gives it the same inputs, outputs and weights in each call (:class:`mlc.artifact.devices.CudaDevice` keeps them),
 and its intermediate tensors lie in memory that is planned now and allocated at the first call. ``main`` is left as it
 is: it takes tensors from anywhere, and each of its kernels can be watched.
 """
@@ -52,7 +52,8 @@ def _capture_graph(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IR
 
 
 def _chain(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> tuple[relax.Expr, list[relax.Call]]:
-    """What a result is a view of, a parameter or what is no view, and the views on the way, the last one first."""
+    """What a result is ultimately a view of (a parameter, or a tensor that is no view), and the views in between, last
+    first."""
     views: list[relax.Call] = []
     while (value := bound.get(result)) is not None:
         if any(is_call(value, name) for name in VIEWS):
@@ -94,7 +95,7 @@ def _returning(
 
 
 def _with_result(func: relax.Function) -> relax.Function:
-    """What is captured, returning one of its parameters: the virtual machine cannot return nothing."""
+    """The captured part, returning one of its parameters, since the virtual machine cannot return nothing."""
     builder = relax.BlockBuilder()
     image: dict[relax.Var, relax.Expr] = {}
     with builder.function("captured", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
@@ -112,7 +113,7 @@ def captured(mod: tvm.IRModule) -> list[int]:
 
 
 def _kernels(func: relax.Function, mod: tvm.IRModule) -> Iterator[tvm.ir.GlobalVar]:
-    """What a function calls of a module's tensor functions, once for each call."""
+    """The calls of a module's tensor functions in a function, in order."""
     for binding in bindings(func):
         called = binding.value.op if isinstance(binding.value, relax.Call) else None
         if isinstance(called, tvm.ir.GlobalVar) and isinstance(mod[called.name_hint], tirx.PrimFunc):

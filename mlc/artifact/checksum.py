@@ -1,4 +1,4 @@
-"""Checksums at the speed of memory: XXH3 of every chunk of a file, by several threads at once.
+"""Checksums at memory bandwidth: XXH3 of every chunk of a file, on several threads.
 
 One thread hashes faster than a file in the page cache can be copied (14 GB/s against 2 GB/s of zlib's CRC-32), so a
 check costs next to nothing beyond reading the bytes. It finds damage, not malice: whoever changes a file on purpose

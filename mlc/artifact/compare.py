@@ -1,4 +1,4 @@
-"""Lowered modules built and timed in turn, as wholes."""
+"""Builds several lowered modules and times them interleaved, as whole models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tvm
 from mlc.artifact.compile import compile_module
 from mlc.artifact.executable import Executable
 from mlc.artifact.schedule import Lookup
-from mlc.artifact.trial import sample_input
+from mlc.artifact.smoke_test import sample_input
 from mlc.target import Target
 
 __all__ = ["in_turn", "times_in_turn"]

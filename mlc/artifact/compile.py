@@ -1,4 +1,4 @@
-"""From an optimised module to an executable: apply the log, plan, emit."""
+"""From a lowered module to an executable: apply the log's schedules, plan memory, generate code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import tvm
 
 from mlc.artifact import emit, runtime, weights
+from mlc.artifact.codegen_fallback import replace_refused
+from mlc.artifact.cpu_features import required_features
 from mlc.artifact.executable import Executable
-from mlc.artifact.features import required_features
-from mlc.artifact.repair import replace_refused
 from mlc.artifact.schedule import Lookup, Origins, schedule_functions
 from mlc.config import get
 from mlc.errors import CodeGenerationError
@@ -24,14 +24,15 @@ from mlc.graph.ir.printed import as_script
 from mlc.graph.tasks import called_functions
 from mlc.shapes import to_json
 from mlc.target import Target
-from schedules.anywhere import BYTES
+from schedules.alignment import BYTES
 
 __all__ = ["ModelMeta", "compile_module"]
 
 
 @dataclass(frozen=True)
 class ModelMeta:
-    """What an artifact says of its model: a name, and names, shapes and types at its border, in ``main``'s order."""
+    """The model's metadata in an artifact: its name, and the names, shapes and types of inputs and outputs in
+    ``main``'s order."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -47,12 +48,13 @@ class ModelMeta:
 def compile_module(
     mod: tvm.IRModule, target: Target, lookup: Lookup | None = None, meta: ModelMeta | None = None
 ) -> Executable:
-    """Compile what :func:`mlc.graph.optimise` made.
+    """Compile a module that :func:`mlc.graph.pipeline.optimise` has lowered.
 
-    ``lookup`` gives the log's best record of a task; where it has none, the function's space decides by itself.
-    What fails in code generation gets another schedule, with a warning (see :mod:`mlc.artifact.repair`). ``meta`` left
-    out is read from ``main``. Raises :class:`mlc.errors.BuildError` in one line, with the name of the function that
-    cannot be scheduled or compiled. ``MLC_DUMP_DIR`` names a folder for what is compiled.
+    ``lookup`` gives the log's best record of a task; where it has none, the function's search space decides.
+    A function that fails in code generation gets another schedule, with a warning
+    (:mod:`mlc.artifact.codegen_fallback`). ``meta``, if left out, is read from ``main``. With ``MLC_DUMP_DIR``, the
+    modules that are compiled are written there as text. Raises :class:`mlc.errors.BuildError` in one line, with the
+    name of the function that cannot be scheduled or compiled.
     """
     if meta is None:
         model = imported(mod, "module")
@@ -104,7 +106,7 @@ def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
 
 
 def _place(target: Target) -> dict[str, Any]:
-    """Where the code runs, where its inputs may begin, and what made it."""
+    """Metadata of the device, the alignment of inputs, and the versions of what built the code."""
     return {
         **({"alignment": BYTES} if target.kind == "llvm" else {}),
         "target": target.canonical, "target_attrs": target.attrs, "kind": target.kind, "threads": target.threads,
@@ -123,7 +125,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stored(tensor: tvm.runtime.Tensor, filters: Mapping[int, Filters]) -> tuple[dict[str, Any], np.ndarray]:
-    """What the metadata say of a weight, and its bytes: those of the filters that it is made of, if that is known."""
+    """A weight's entry in the metadata, and its bytes: those of the untransformed filters if it was made of some."""
     data, found = _bytes(tensor), filters.get(int(tensor.data_ptr()))
     if found is not None:  # an address may have come to belong to another constant
         again = transform_weight(found.weight, TRANSFORMED[found.algorithm])

@@ -1,4 +1,4 @@
-"""Which GPU an artifact runs on."""
+"""Checks that this machine's GPU can run an artifact's code."""
 
 from __future__ import annotations
 

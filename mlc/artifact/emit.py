@@ -1,4 +1,4 @@
-"""Scheduled functions and the calls between them become a shared library."""
+"""Links scheduled functions and the calls between them into a shared library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.relax import transform
 
-from mlc.artifact.calls import CheckCalls, CheckWeights
+from mlc.artifact.argument_checks import CheckCalls, CheckWeights
 from mlc.artifact.capture import CaptureGraph
 from mlc.artifact.machine_code import generated, object_names
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices, WriteStates

@@ -1,5 +1,5 @@
-"""Arrays that a caller gives, checked and handed to compiled code: inputs without a copy where that can be, outputs
-always. What runs on a GPU takes tensors of the first GPU too (``gpu``)."""
+"""Checks the arrays that a caller passes and hands them to compiled code: inputs without a copy where possible, outputs
+always. On GPUs, tensors of the first GPU are taken as well."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", strea
 
 
 def _in_order_of_streams(value: Any, stream: int) -> Any:
-    """What DLPack gives of a tensor on a GPU, its producer told to have done before the stream goes on."""
+    """Export a GPU tensor through DLPack, synchronising its producer's stream with ours."""
     where = getattr(value, "__dlpack_device__", None)
     return value.__dlpack__(stream=dlpack_number(stream)) if where is not None and where()[0] == CUDA else value
 

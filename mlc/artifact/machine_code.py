@@ -1,4 +1,4 @@
-"""Machine code of a model's tensor functions.
+"""Compiles a model's tensor functions with LLVM, on all cores.
 
 LLVM takes half of the time that a build does, and TVM hands it a whole model as one module, which one core compiles.
 Here the functions are dealt to a module for each of several threads, which TVM lets go on beside each other, and the
@@ -65,7 +65,7 @@ def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VM
 
 
 def object_names() -> list[str]:
-    """What the object files of :func:`generated` are called at most, in order."""
+    """The possible names of the object files of :func:`generated`, in order."""
     return [f"part{place}.o" for place in range(1, min(_EACH * physical_cores() + 1, _PARTS))]
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are views of others: the parts of a concatenation that needs no copy, slices in one piece, results.
+"""Memory planning of views: parts of a concatenation that needs no copy, contiguous slices, results.
 
 After :func:`mlc.graph.lowering.concat.PlaceConcats`, each part of a concatenation left in ``main`` is made by a kernel,
 and is part of nothing else. After :func:`mlc.graph.lowering.slices.PlaceSlices`, each slice left there is contiguous.
@@ -64,7 +64,7 @@ def _write_states(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRM
 
 
 def _last_rows(builder: relax.BlockBuilder, state: relax.Var, rows: relax.Var) -> relax.Expr:
-    """As many rows of a state as ``rows`` has, the last ones."""
+    """The last rows of a state, as many as ``rows`` has."""
     first = size_of(state.ty.shape.values[0]) - shape_of(rows)[0]
     offset = first * math.prod(shape_of(state)[1:]) * tvm.DataType(dtype_of(rows)).itemsize
     view = relax.op.memory.view(state, shape_of(rows), dtype_of(rows), offset.expr)
@@ -77,7 +77,7 @@ def is_call(value: relax.Expr | None, name: str) -> bool:
 
 
 class _Views:
-    """Where each allocated tensor lies: ``(whole, bytes)``, for those that are part of another one."""
+    """The location of each allocated tensor that is part of another one: ``(whole, byte offset)``."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
@@ -188,7 +188,7 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
 
 
 def _memory_of(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """What the tensor is a view of, or one of several results of a kernel."""
+    """The tensor that this one is a view of, or the kernel result that it is one of."""
     expr = origin(expr, bound)
     while (value := bound.get(expr)) is not None:
         if any(is_call(value, name) for name in VIEWS):

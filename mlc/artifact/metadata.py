@@ -1,4 +1,4 @@
-"""The metadata of an artifact, taken for hostile: its checksum says that it was written so, not that it makes sense.
+"""Validation of an artifact's metadata, which is untrusted input: its checksum only says that it is as it was written.
 
 Every function here raises ``ValueError`` with what must hold and what came.
 """
@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from mlc.artifact.narrow import NARROW
+from mlc.artifact.compact_weights import NARROW
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.frontend.model import ARRAY_TYPES
 from mlc.graph.algorithms.filters import BLOCK, FILTER, TRANSFORMED
@@ -115,7 +115,7 @@ def _item_bytes(dtype: str) -> int:
 
 
 def check_model(metadata: Mapping[str, Any]) -> None:
-    """What a compiled model says of itself, but for its weights."""
+    """Check the metadata of a compiled model, except for its weights."""
     _MODEL(metadata, "")
     _list_of(_text)(metadata.get("states", []), "states")
     starts = metadata.get("alignment", ALIGNMENT)
@@ -154,7 +154,7 @@ def variants(
 
 
 def check_variants(metadata: Sequence[Mapping[str, Any]]) -> None:
-    """What each variant of a model says of itself, and that they are variants of one model."""
+    """Check the metadata of each variant of a model, and that they are variants of the same model."""
     first = None
     for each in metadata:
         check_model(each)

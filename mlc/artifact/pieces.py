@@ -1,4 +1,4 @@
-"""Into which parts a range of sizes is cut: each gets a schedule of its own where another one suits it.
+"""How a range of sizes is divided into pieces, each with its own schedule where that is worth it.
 
 One schedule serves sizes from a small part of the usual one upwards: chunks end with the last row, and register tiles
 that are not full cost what full ones do. Sizes far below have less than one tile, or too little work to wake the
@@ -26,9 +26,9 @@ from tvm import tirx
 from mlc.graph.task import Task, normalise
 from schedules import registry
 from schedules.analysis import walk
-from schedules.balance import idle
 from schedules.capped import capped, of_most_rows
 from schedules.free import SIZES, variables
+from schedules.load_balance import imbalance
 from schedules.machine import cpu_machine
 from schedules.pieces import Box, Piece, boxed, with_pieces
 
@@ -104,7 +104,7 @@ def _evened(
     for size, waiting in _uneven(task, whole):
         box = ((size, size),)
         found = seeded(replace(task, func=normalise(boxed(task.func, box, [size]))))
-        own = None if found is None else idle(found[1], cpu_machine(task.target.tvm).cores)
+        own = None if found is None else imbalance(found[1], cpu_machine(task.target.tvm).cores)
         if found is not None and own is not None and own * _UNEVEN <= waiting:
             yield Piece(box, found[1])
 
@@ -120,7 +120,7 @@ def _uneven(task: Task, whole: tirx.PrimFunc) -> list[tuple[int, float]]:
     (low, high, usual), = ([int(each) for each in size] for size in task.func.attrs[SIZES])
     low, high, _ = list(bands(low, high, usual, least=_TILE))[-1]
     (var,) = variables(whole)
-    waiting = idle(whole, cpu_machine(task.target.tvm).cores, {var: np.arange(low, high + 1)})
+    waiting = imbalance(whole, cpu_machine(task.target.tvm).cores, {var: np.arange(low, high + 1)})
     if waiting is None or waiting.size < 2:
         return []
     alone = np.diff(waiting, prepend=np.nan) != 0, np.diff(waiting, append=np.nan) != 0

@@ -1,5 +1,5 @@
-"""What artifacts need of TVM's runtime beyond :mod:`mlc.runtime`: its part for CUDA, and tensors that share arrays'
-memory."""
+"""What artifacts need of TVM's runtime beyond :mod:`mlc.runtime`: its CUDA part, and tensors that share arrays' memory.
+"""
 
 from __future__ import annotations
 

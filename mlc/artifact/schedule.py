@@ -1,4 +1,4 @@
-"""Every tensor function gets its schedule: the log's best trace, else one that ships, else its space's first seed."""
+"""Schedules every tensor function: the log's best trace, else a shipped one, else the first seed of its space."""
 
 from __future__ import annotations
 
@@ -44,15 +44,17 @@ Origins = Mapping[str, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True)
 class BuiltFunction:
-    """What became of one distinct tensor function; several may be of one task, with its ``key``. ``calls`` counts its
-    call sites; ``seconds`` is its logged time, ``roofline_seconds`` what the machine's peaks allow, ``bytes`` what must
-    be read and written at least (both 0 where the function cannot be analysed), all of one call.
+    """The result for one distinct tensor function; several may belong to one task, with its ``key``.
 
-    ``source``: ``log`` (a trace that was measured here), ``untimed`` (one that was ranked and not run), ``shipped``
-    (one that came with mlc; ``seconds`` only if it was timed on such a machine), ``seed`` (the space's own decisions),
-    ``plain`` (loops as they stand, where nothing else compiles) or ``given`` (the function came with its schedule).
-    ``replaced`` says what failed in code generation before this schedule was taken, empty where the first one did not.
-    ``origins`` are the model's nodes that each call comes from, as far as they are known.
+    ``calls`` is the number of its call sites. ``seconds`` is its logged time, ``roofline_seconds`` a lower bound from
+    the machine's peak rates, ``bytes`` the memory traffic that is at least necessary (both 0 if the function cannot be
+    analysed), all per call.
+
+    ``source`` of the schedule: ``log`` (a trace that was measured here), ``untimed`` (one that was ranked but not run),
+    ``shipped`` (one that came with mlc; ``seconds`` only if it was timed on such a machine), ``seed`` (computed by the
+    space), ``plain`` (unscheduled loops, if nothing else compiles) or ``given`` (the function came with its schedule).
+    ``replaced`` says what failed in code generation before this schedule was used, and is empty if the first one
+    worked. ``origins`` are the model's nodes that each call computes, as far as they are known.
     """
 
     name: str
@@ -85,9 +87,9 @@ def schedule_functions(
 ) -> tuple[tvm.IRModule, list[BuiltFunction], dict[str, str]]:
     """Schedule each distinct tensor function that ``main`` calls, once.
 
-    Returns the module with scheduled functions, what was done, and for functions that compute what an earlier one does
-    the symbol that stands for them. What has an equal key alone is a function of its own, of an equal schedule. Raises
-    :class:`BuildError` naming a function that no space can schedule.
+    Returns the module with scheduled functions, a description of each, and, for functions that compute the same as an
+    earlier one, the symbol of that one. Functions with an equal key but different constants remain separate functions
+    with the same schedule. Raises :class:`BuildError` with the name of a function that no space can schedule.
     """
     _check_called(mod)
     scheduled = tvm.IRModule(mod.functions, attrs=mod.attrs)
@@ -109,7 +111,7 @@ def schedule_functions(
 
 
 def ready(func: tirx.PrimFunc, symbol: str, target: Target) -> tirx.PrimFunc:
-    """A scheduled function as code is generated from it."""
+    """Prepare a scheduled function for code generation."""
     pieces = [Piece(each.box, prepared(each.func, target.tvm)) for each in pieces_of(func)]
     whole = with_pieces(prepared(func, target.tvm), pieces)
     return whole.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
@@ -158,7 +160,7 @@ def _scheduled(
 
 
 def _recorded(task: Task, lookup: Lookup) -> Scheduled | None:
-    """The log's schedule of a task; None where it has none that fits."""
+    """The log's schedule of a task; None if it has none that fits."""
     record = lookup(task)
     if record is not None:
         with suppress(InvalidDecision):
@@ -167,7 +169,7 @@ def _recorded(task: Task, lookup: Lookup) -> Scheduled | None:
 
 
 def _seed(task: Task) -> Scheduled | None:
-    """The schedule that :func:`_seeded` gives; None where nothing fits."""
+    """The schedule of :func:`_seeded`; None if none fits."""
     try:
         space, sch, decisions = _seeded(task)
     except Exception:  # whatever TVM raises: the schedule for the whole range serves
@@ -176,8 +178,8 @@ def _seed(task: Task) -> Scheduled | None:
 
 
 def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:
-    """The first seed of the function's space; the last space's where none of its own fits: with a warning, unless it is
-    free sizes that they do not fit. On GPUs other spaces that match are asked first then."""
+    """The schedule of the first seed of the function's space that fits. If none does, on GPUs other spaces that match
+    are tried first, then the last space; with a warning, unless it is because of free sizes."""
     target = task.target.tvm
     space, last = registry.find(task.func, target), registry.all_spaces(task.target.kind)[-1]
     try:
@@ -196,7 +198,7 @@ def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:
 
 
 def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:
-    """The entry with its roofline."""
+    """Add the function's roofline to its description."""
     try:
         bound = analyse(usual_function(task.func), task.target.tvm, task.constants, task.constant_bytes)
     except Exception:  # a figure for the report is not worth a build
@@ -205,6 +207,6 @@ def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:
 
 
 def last_line(error: BaseException) -> str:
-    """What TVM's long messages end with: the reason."""
+    """The last line of a long TVM message, which has the reason."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Times each call that the virtual machine makes, from the inside."""
+"""Times each call that the virtual machine makes, through its instrumentation hook."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """What the virtual machine calls before and after each instruction that calls something.
-
-    ``symbols`` are the functions that count; ``synchronise`` waits for what a call may have left running.
-    """
+    """The virtual machine's instrument: called before and after each call instruction. ``symbols`` are the functions to
+    time; ``synchronise`` waits for asynchronous work of a call."""
 
     def __init__(self, symbols: Sequence[str], synchronise: Callable[[], None]) -> None:
         self._synchronise = synchronise

@@ -1,4 +1,4 @@
-"""CUDA streams: which one a call runs on, and what TVM's runtime lacks to copy and to wait on one that is not its own.
+"""CUDA streams: which one a call runs on, and the copies and waits on foreign streams that TVM's runtime lacks.
 
 A stream is a number here, as ``cudaStream_t`` is; 0 is the default one.
 """

@@ -1,4 +1,4 @@
-"""Weights leave the program: constants of ``main`` become parameters after its inputs.
+"""Lifts weights out of the program: constants of ``main`` become parameters after its inputs.
 
 Constants inside TVM's executable are copied into an object file, linked, and copied again at every load: for 550 MB
 that took 11 s and 2.2 GB to build and 0.9 s and 2.2 GB to load. As parameters they are written once and read into
@@ -80,10 +80,8 @@ class _Lifting:
 
 
 def aliased_outputs(func: relax.Function) -> tuple[bool, ...]:
-    """For each output of ``main``, whether its memory is an input's, a weight's, or an earlier output's.
-
-    Such an output is copied before a caller gets it.
-    """
+    """For each output of ``main``, whether its memory is that of an input, a weight or an earlier output. Such an
+    output is copied before a caller gets it."""
     bound = {binding.var: binding.value for binding in bindings(func)}
 
     def origin(expr: relax.Expr) -> relax.Expr:

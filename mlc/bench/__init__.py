@@ -1,4 +1,4 @@
-"""Engines side by side on one model: a process each, the same threads, timed in turn, outputs compared."""
+"""Compares engines on one model: one process each, equal thread counts, interleaved timing, outputs compared."""
 
 from mlc.bench.engines import ENGINES, EngineSpec, expand
 from mlc.bench.run import BenchEvent, BenchResult, EngineResult, Timing, run_bench

@@ -1,4 +1,4 @@
-"""The parent's end of a worker: start it, ask it, and know why it died."""
+"""The parent's side of an engine's worker process: start it, send it requests, and find out why it died."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mlc import children
+from mlc import subprocesses
 from mlc.measure.quiescence import wait_until_quiescent
 
 __all__ = ["Worker", "WorkerFailed"]
@@ -31,9 +31,9 @@ class Worker:
         # File, not pipe: nobody drains it, and its tail explains a crash.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (close ends it)
         self._process = subprocess.Popen(
-            children.command("mlc.bench.worker", torch=True),
+            subprocesses.command("mlc.bench.worker", torch=True),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env=children.environment(**environment),
+            env=subprocesses.environment(**environment),
             start_new_session=True,  # so that closing it takes its own children (a tuner's) along
         )
 

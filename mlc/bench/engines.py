@@ -53,7 +53,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is given: paths of the model as ONNX and as an exported PyTorch program, empty where missing."""
+    """A worker's job: paths of the model as ONNX and as an exported PyTorch program, empty if missing."""
 
     spec: EngineSpec
     threads: int

@@ -1,4 +1,4 @@
-"""Raw MetaSchedule with a budget in seconds, in a process that is ended when the budget is.
+"""TVM's MetaSchedule with a time budget, in a process that is killed when the budget is used up.
 
 MetaSchedule counts trials only, and it cannot be interrupted inside a batch; its database is on disk, so what it found
 by then counts. Run as ``python -m mlc.bench.metaschedule FOLDER TARGET``: reads ``FOLDER/module.json``, prints
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from mlc import children
+from mlc import subprocesses
 from mlc.errors import BuildError
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def tune(mod: Any, attributes: str, folder: Path, seconds: float) -> int:
     import tvm
 
     (folder / "module.json").write_text(tvm.ir.save_json(mod))
-    command = children.command("mlc.bench.metaschedule", str(folder), attributes)
+    command = subprocesses.command("mlc.bench.metaschedule", str(folder), attributes)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-                               env=children.environment())
+                               env=subprocesses.environment())
     try:
         if not _wait_for_ready(process, time.monotonic() + _START_TIMEOUT):
             raise BuildError(f"MetaSchedule must start, but its process ended with {process.poll()}; see its output")

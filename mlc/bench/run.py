@@ -1,4 +1,4 @@
-"""Time engines in turn, round after round, so that a slow minute of the machine falls on all of them alike."""
+"""Times engines round-robin, so that a slow phase of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def run_bench(
 
 
 def _built_for(spec: EngineSpec) -> str:
-    """What an engine's module was built for; empty where it has none that can be read."""
+    """The target of an engine's module; empty if there is none that can be read."""
     from mlc.artifact import artifact
     from mlc.artifact.executable import pick
 

@@ -1,4 +1,4 @@
-"""The process that holds one engine: ``python -m mlc.bench.worker``, requests and replies as pickles over pipes.
+"""The process that runs one engine: ``python -m mlc.bench.worker``, requests and replies as pickles over pipes.
 
 ``("load", Job)`` -> input specifications; ``("run", feeds)`` -> outputs, and the feeds stay bound;
 ``("time", warmup, calls, seconds)`` -> seconds of each call. A reply is its length in eight bytes and the pickle of

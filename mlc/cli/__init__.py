@@ -1,0 +1,1 @@
+"""The ``mlc`` command: one module for each subcommand, and what they share."""

@@ -27,13 +27,13 @@ __all__ = ["COMMAND", "progress", "render_result"]
 
 _PEERS = ("onnxruntime", "openvino")  # of an .onnx model where --against is left out and they are installed
 _ASKED = {"openvino": ("bf16",)}  # what other engines can be asked to round operands to, as --precision has it
-_EPILOG = f"""--target is what mlc builds for; the other engines run as they come, on this machine. --precision is what
-mlc builds with; of the others, openvino is asked for bf16, too.
+_EPILOG = f"""--target and --precision are what mlc builds with. The other engines run with their defaults on this
+machine, except that openvino is asked for bf16 too.
 
 engines for --against:
   onnxruntime, openvino    on the ONNX model
   torch-eager, torch-compile (torch: both)    on an exported PyTorch program, MODEL.pt2
-  tvm, tvm-metaschedule    TVM as it comes, and after its own tuner had --seconds
+  tvm, tvm-metaschedule    TVM untuned, and after --seconds of its own tuner
   mlc-untuned              mlc without any log
 
 {options.MODELS_EPILOG}"""
@@ -42,7 +42,7 @@ engines for --against:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser, "an ONNX file or a compiled .so")
     parser.add_argument("--against", metavar="ENGINES",
-                        help="comma-separated (default: onnxruntime,openvino, those that are installed)")
+                        help="comma-separated engines (default: onnxruntime,openvino, if installed)")
     parser.add_argument("--onnx", type=Path, metavar="FILE",
                         help="the model that MODEL.so was built from, for the other engines")
     options.add_target(parser)
@@ -58,8 +58,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
                         help="rounds in which every engine has its turn (default: 12)")
     parser.add_argument("--tasks", action="store_true",
-                        help="no other engine: what each of the model's functions takes in it, and of the roofline "
-                             "(at the usual sizes)")
+                        help="instead of comparing engines, show the time of each of the model's functions and its "
+                             "fraction of the roofline (at the usual sizes)")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
@@ -173,7 +173,7 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
 def _reference(
     args: argparse.Namespace, model: ModelArgument, specs: list[EngineSpec], inputs: dict[str, np.ndarray] | None
 ) -> list[np.ndarray] | None:
-    """What mlc computes of float32, where every engine may round; None where one does not."""
+    """Outputs that mlc computes in float32, if every engine may round; None if one does not."""
     if any(not spec.precision for spec in specs):
         return None
     assert inputs is not None
@@ -197,8 +197,8 @@ def _inputs(args: argparse.Namespace, specs: list[EngineSpec]) -> dict[str, np.n
 
 def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.ModelProto:
     """The model for every engine, with what --value says as constants."""
-    from mlc.frontend.onnx_decisive import with_values
     from mlc.frontend.onnx_file import read_model, whole
+    from mlc.frontend.onnx_shape_inputs import with_values
 
     source, values = model.source(), options.values(args)
     if not values:
@@ -207,9 +207,9 @@ def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.Model
 
 
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
-    from mlc.artifact.trial import save_tried
+    from mlc.artifact.smoke_test import save_tested
 
-    save_tried(_build(args, model, log, args.precision), path, native=args.target == "native")
+    save_tested(_build(args, model, log, args.precision), path, native=args.target == "native")
     return path
 
 

@@ -1,4 +1,4 @@
-"""What ``mlc doctor`` says of the machine: what its target describes, beside what was measured on it."""
+"""The machine section of ``mlc doctor``: what the target describes, beside what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mlc compile``: a model and what the log knows of it become one file that runs on TVM's small runtime."""
+"""``mlc compile``: builds a model, with the log's best schedules, into one file that runs on TVM's runtime."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ __all__ = ["COMMAND"]
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("--target", default="native", metavar="T[,T...]",
-                        help="what to build for; `mlc targets` lists the names; one file for several, as "
-                             "cuda:sm_80,cuda:sm_90a, picks when it is loaded (default: native, this CPU)")
+                        help="what to build for; `mlc targets` lists the names. For several, as "
+                             "cuda:sm_80,cuda:sm_90a, one file is written, and the best is picked when it is loaded "
+                             "(default: native, this CPU)")
     options.add_log(parser)
     options.add_shape(parser)
     options.add_value(parser)
@@ -41,15 +42,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
                         help="the artifact (default: the model's name, in this folder)")
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="write an HTML report of every function into this folder")
+                        help="write an HTML report on every function to this folder")
     parser.add_argument("--explain", type=Path, metavar="DIR",
-                        help="say which substitutions were made and why, and draw the graph before and after here")
+                        help="write to this folder which substitutions were made and why, with drawings of the graph "
+                             "before and after")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
     from mlc.artifact import Bundle
-    from mlc.artifact.trial import save_tried
+    from mlc.artifact.smoke_test import save_tested
     from mlc.cli.models import find_model
     from mlc.report.building import building
     from mlc.report.console import stderr_console
@@ -77,7 +79,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
                           precision=args.precision, integers=args.integers,
                           on_decision=decisions.append if args.explain else None)  # a decision holds the weights
-    tried = save_tried(exe, output, native=args.target == "native")
+    tried = save_tested(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {
         "model": args.model, "output": str(output), "bytes": output.stat().st_size, "ran": tried,
@@ -101,7 +103,7 @@ def _built_for(exe: Executable) -> dict[str, Any]:
 
 
 def _explanation(folder: Path, name: str, decisions: list[Decision]) -> dict[str, Any]:
-    """What was decided about substitutions, and where it is drawn; None where they are off, or went wrong."""
+    """The decision about substitutions, and where it is drawn; None if they are disabled or failed."""
     from mlc.report.substitutions import facts, write
 
     if not decisions:
@@ -123,7 +125,7 @@ def _dumping(report: Path | None) -> Iterator[None]:
 
 
 def _kernels(report: Path, exe: Executable) -> dict[str, Any]:
-    """What the compiler made of a GPU's kernels, for the first architecture, and of which function each is a part."""
+    """The compiler's report on a GPU's kernels, for the first architecture, with the function that each belongs to."""
     if exe.metadata["kind"] != "cuda":
         return {}
     from mlc.codegen.inspection import dumped
@@ -162,7 +164,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
 
 
 def _source(function: dict[str, Any]) -> str:
-    """Where a function's schedule comes from, and what failed before it was taken."""
+    """The origin of a function's schedule, and what failed before it was used."""
     replaced = function["replaced"]
     return f"{function['source']} ({replaced})" if replaced else str(function["source"])
 

@@ -1,4 +1,4 @@
-"""``make demo``: a real network from import to comparison, told step by step (``python -m mlc.cli.demo``).
+"""``make demo``: tunes, compiles and compares a network, step by step (``python -m mlc.cli.demo``).
 
 SqueezeNet with seeded random weights is compiled untuned, tuned for a while, compiled again, checked against
 onnxruntime and timed side by side with it and with OpenVINO.
@@ -84,10 +84,10 @@ def _write_model(model: Any, directory: Path) -> Path:
 
 def _compile(console: Console, started: float, source: Path, output: Path, target: str, log: Path | bool) -> None:
     from mlc import api
-    from mlc.artifact.trial import save_tried
+    from mlc.artifact.smoke_test import save_tested
 
     before = time.monotonic()
-    save_tried(api.compile(source, target=target, log=log, values={}), output, native=target == "native")
+    save_tested(api.compile(source, target=target, log=log, values={}), output, native=target == "native")
     _say(console, started, f"built {output} in {time.monotonic() - before:.1f} s")
 
 

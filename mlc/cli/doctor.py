@@ -1,4 +1,4 @@
-"""``mlc doctor``: what is installed, what this machine is, and what is wrong with either."""
+"""``mlc doctor``: checks the installation and this machine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MARK = {"ok": ("ok", "green"), "note": ("-", "dim"), "wrong": ("wrong", "bold r
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true",
-        help="measure this machine's clock, units, caches, memory and threads for some seconds, and keep the result "
-             "with your data: untuned schedules and estimates for `native` go by it")
+        help="measure this machine's clock, execution units, caches, memory and threads for some seconds, and store "
+             "the result with your data, for untuned schedules and estimates of the target `native`")
     parser.add_argument("--executor", default="local", metavar="E",
-                        help="look at the cluster or the tracker too that `mlc tune --executor E` would use")
+                        help="also check the cluster or the tracker that `mlc tune --executor E` would use")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:

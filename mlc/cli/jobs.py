@@ -1,4 +1,4 @@
-"""``mlc tune JOBS.toml`` and ``mlc jobs``: many models tuned for many targets, as a file says."""
+"""``mlc tune JOBS.toml`` and ``mlc jobs``: many models tuned for many targets, as a jobs file says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "EPILOG", "tune"]
 
 EPILOG = """a jobs file:
-  seconds = 3600                          # of each target, or trials = N
+  seconds = 3600                          # for each target, or trials = N
   models = ["resnet.onnx", "bert-base"]   # or a [[models]] for each: model, priority, shape, winograd, substitutions
   targets = ["x86-64-v3", "x86-64-v4"]    # or a [[targets]]: target, executor, trials, seconds, log, missing, patience
 """
@@ -90,7 +90,7 @@ def _source(name: str) -> Any:
 
 
 def _need_executors(jobs: Jobs) -> None:
-    """What is not installed would be waited for."""
+    """Check that executors are installed, rather than wait for them for ever."""
     from importlib.util import find_spec
 
     from mlc.errors import MeasureError
@@ -157,7 +157,7 @@ def _budget(values: dict[str, Any]) -> str:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     action = options.actions(parser)
-    show = action("show", "what a jobs file asks for, and what of it is done", _show)
+    show = action("show", "show what a jobs file asks for, and how much of it is done", _show)
     show.add_argument("file", type=Path, metavar="FILE.toml")
 
 
@@ -196,4 +196,4 @@ def _show(args: argparse.Namespace) -> Outcome:
     return Outcome(document, render)
 
 
-COMMAND = Command("jobs", "look at a jobs file of `mlc tune`", _add_arguments, run_chosen, epilog=EPILOG)
+COMMAND = Command("jobs", "show the state of a jobs file of `mlc tune`", _add_arguments, run_chosen, epilog=EPILOG)

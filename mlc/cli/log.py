@@ -1,4 +1,4 @@
-"""``mlc log``: look at tuning logs, put them together, move them, and check that they are whole."""
+"""``mlc log``: show, merge, exchange, prune and check tuning logs."""
 
 from __future__ import annotations
 
@@ -24,50 +24,53 @@ __all__ = ["COMMAND"]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     action = options.actions(parser)
-    show = action("show", "the tasks in a log with their best times", _show)
+    show = action("show", "show the tasks of a log with their best times", _show)
     _add_place(show)
-    show.add_argument("--task", metavar="TEXT", help="the records of the tasks whose name or key contains TEXT")
-    show.add_argument("--sessions", action="store_true", help="the tuning runs instead of the tasks")
+    show.add_argument("--task", metavar="TEXT", help="show the records of the tasks whose name or key contains TEXT")
+    show.add_argument("--sessions", action="store_true", help="show the tuning runs instead of the tasks")
     show.add_argument("--plot", type=Path, metavar="FILE",
-                      help="write best-so-far by trials and by time: .html (with failures and runs), .png or .svg")
-    show.add_argument("--limit", type=options.positive_int, default=40, metavar="N", help="lines (default: 40)")
+                      help="plot the best time so far: .html (with failures and runs), .png or .svg")
+    show.add_argument("--limit", type=options.positive_int, default=40, metavar="N",
+                      help="show at most N lines (default: 40)")
     merge = action("merge", "add the records of other logs to one", _merge)
     merge.add_argument("sources", nargs="+", type=Path, metavar="FILE", help="a .db or .jsonl log")
     _add_place(merge)
     export = action("export", "write a log as JSON lines, or for MetaSchedule", _export)
     export.add_argument("file", type=Path, metavar="FILE.jsonl")
     export.add_argument("--metaschedule", action="store_true",
-                        help="make FILE a folder with MetaSchedule's JSON database, which plain TVM compiles from")
+                        help="write a folder with MetaSchedule's JSON database, which plain TVM can use")
     _add_place(export)
     imports = action("import", "add the records of a JSON lines file, or of a MetaSchedule database", _import)
-    imports.add_argument("file", type=Path, metavar="FILE.jsonl", help="or a folder with MetaSchedule's two files")
+    imports.add_argument("file", type=Path, metavar="FILE.jsonl",
+                         help="the file, or a folder with MetaSchedule's two files")
     _add_place(imports)
-    push = action("push", "share this log's own runs through a folder", _push)
-    push.add_argument("folder", type=Path, metavar="DIR", help="the folder; each log has a file of its own in it")
+    push = action("push", "share the measurements of this log through a folder", _push)
+    push.add_argument("folder", type=Path, metavar="DIR", help="the folder; each log has its own file there")
     _add_place(push)
-    pull = action("pull", "add what others have shared through a folder", _pull)
+    pull = action("pull", "add the measurements that others have shared through a folder", _pull)
     pull.add_argument("folder", type=Path, metavar="DIR", help="the folder")
     _add_place(pull)
     prune = action("prune", "copy a log without the records that no longer matter", _prune)
     prune.add_argument("file", type=Path, metavar="NEW", help="the pruned log")
     prune.add_argument("--keep", type=options.positive_int, default=8, metavar="N",
-                       help="of a task's best (default: 8)")
-    prune.add_argument("--sample", type=int, default=24, metavar="N", help="of its others, at random (default: 24)")
+                       help="how many of a task's best records to keep (default: 8)")
+    prune.add_argument("--sample", type=int, default=24, metavar="N",
+                       help="how many of its other records to keep, chosen at random (default: 24)")
     _add_place(prune)
-    train = action("train", "train the cost model on what logs hold", lambda args: log_model.train(args, _place(args)))
+    train = action("train", "train the cost model on logs", lambda args: log_model.train(args, _place(args)))
     log_model.add_arguments(train, output=True)
-    evaluate = action("evaluate", "how well the cost model ranks candidates of tasks that it has not seen",
+    evaluate = action("evaluate", "measure how well the cost model ranks candidates of unseen tasks",
                       lambda args: log_model.evaluate(args, _place(args)))
     log_model.add_arguments(evaluate, output=False)
-    check = action("check", "is a log whole; exit code 1 where it is not", _check)
+    check = action("check", "check that a log is intact; exit code 1 if it is not", _check)
     check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the log (default: --log)")
-    check.add_argument("--salvage", type=Path, metavar="NEW", help="copy what can be read into a new log")
+    check.add_argument("--salvage", type=Path, metavar="NEW", help="copy the readable records into a new log")
     _add_place(check)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", metavar="FILE", help="the log (default: your own for the target)")
-    options.add_target(parser)
+    options.add_target(parser, "the target whose log it is")
 
 
 def _place(args: argparse.Namespace) -> Path:
@@ -138,7 +141,7 @@ def _plot(path: Path, file: Path, text: str | None) -> Outcome:
 
 
 def _slim(record: Record) -> Record:
-    """What a plot needs of a record: nine tenths of it are its trace."""
+    """A record without what plots do not need: nine tenths of it are its trace."""
     return replace(
         record, trace="", decisions={}, code="", extra={}, task_key=sys.intern(record.task_key),
         task_name=sys.intern(record.task_name), space="", machine="", versions="", session=sys.intern(record.session),
@@ -341,4 +344,5 @@ def _line(text: str) -> Callable[[Console], None]:
     return lambda console: console.print(text, soft_wrap=True)
 
 
-COMMAND = Command("log", "show, merge, move, prune, learn from and check tuning logs", _add_arguments, run_chosen)
+COMMAND = Command("log", "show, merge, exchange, prune and check tuning logs; train cost models on them",
+                  _add_arguments, run_chosen)

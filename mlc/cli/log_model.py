@@ -1,4 +1,4 @@
-"""``mlc log train`` and ``mlc log evaluate``: the cost model from logs, and how well it ranks unseen tasks."""
+"""``mlc log train`` and ``mlc log evaluate``: train the cost model on logs, and evaluate it on unseen tasks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _RANKED_BY = {"learned": "learned model", "roofline": "analytic estimate alone",
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
-    """What both take; ``output``: where the model goes."""
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="logs to learn from (default: --log)")
+    """The arguments of both commands; ``output``: add the path of the model to write."""
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="logs to train on (default: --log)")
     parser.add_argument("--log", metavar="FILE", help="the log (default: your own for the target)")
     if output:
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write")
-        parser.add_argument("--evaluate", action="store_true", help="rank held-out tasks, too")
+        parser.add_argument("--evaluate", action="store_true", help="also measure how well held-out tasks are ranked")
     parser.add_argument("--repeats", type=options.positive_int, default=3, metavar="N",
-                        help="how often tasks are dealt into folds anew (default: 3)")
+                        help="repetitions of the cross-validation (default: 3)")
     parser.add_argument("--by-model", action="store_true",
-                        help="fold by model instead: rank each one's tasks by what the others teach")
+                        help="hold out one model at a time instead of folds of tasks")
     parser.add_argument("--folds", type=options.positive_int, default=6, metavar="N",
-                        help="parts of the tasks, each ranked by a model of the others (default: 6)")
+                        help="folds of the cross-validation over tasks (default: 6)")
     parser.add_argument("--fewest", type=options.positive_int, default=8, metavar="N",
-                        help="candidates that a task must have to be ranked; others only teach (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    options.add_target(parser)
+                        help="evaluate on tasks with at least N candidates; others are only trained on (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    options.add_target(parser, "the target whose log it is")
 
 
 def train(args: argparse.Namespace, place: Path) -> Outcome:

@@ -1,4 +1,4 @@
-"""The ``mlc`` command: parse, dispatch, and turn every outcome into an exit code.
+"""The ``mlc`` command: parses arguments, dispatches to a command, and turns every outcome into an exit code.
 
 0 is success, 2 a usage error, 1 any other failure, 143 an end by SIGTERM. Errors are one line on standard error; with
 ``--json`` the same line is also the document on standard output, so that a script always has one to read.
@@ -48,13 +48,13 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    settings = "\n".join(f"  {s.name:<14} {s.help}" for s in SETTINGS.values())
+    settings = "\n".join(f"  {s.name:<17} {s.help}" for s in SETTINGS.values())
     top = _Parser(
         prog="mlc", description="A tensor-program autotuning compiler on Apache TVM.",
-        epilog=f"settings from the environment:\n{settings}",
+        epilog=f"environment variables:\n{settings}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )
-    top.add_argument("--version", action="store_true", help="print the version and stop")
+    top.add_argument("--version", action="store_true", help="print the version and exit")
     _add_common(top)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in COMMANDS:
@@ -145,8 +145,8 @@ def _dispatch(words: list[str]) -> Outcome | None:
     args.json, args.debug = getattr(args, "json", False), getattr(args, "debug", False)
     command = next(c for c in COMMANDS if c.name == args.command)
     if command.needs_tvm:
-        from mlc.children import import_tvm
         from mlc.installation import check_pins
+        from mlc.subprocesses import import_tvm
 
         check_pins()
         import_tvm()
@@ -158,7 +158,7 @@ def _add_common(sub: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", default=argparse.SUPPRESS,
                        help="one JSON document on standard output, progress on standard error")
     group.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
-                       help="show the trace of an error")
+                       help="show the traceback of an error")
 
 
 def _leaves(sub: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

@@ -1,4 +1,4 @@
-"""MODEL on the command line: a file, or the name of a built-in network."""
+"""The argument MODEL: a file, or the name of a built-in network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelArgument:
         return self.path is not None and self.path.suffix == ".so"
 
     def source(self) -> Path | onnx.ModelProto:
-        """What :func:`mlc.compile` takes."""
+        """The model in a form that :func:`mlc.compile` takes."""
         if self.path is not None:
             return self.path
         from mlc.networks.models import model_named

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, each declared once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def add_model(parser: argparse.ArgumentParser, what: str = "an ONNX file") -> No
     parser.add_argument("model", metavar="MODEL", help=f"{what}, or the name of a built-in model (below)")
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse.ArgumentParser, what: str = "what to build for") -> None:
     parser.add_argument("--target", default="native", metavar="T",
-                        help="what to build for; `mlc targets` lists the names (default: native, this CPU)")
+                        help=f"{what}; `mlc targets` lists the names (default: native, this CPU)")
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
@@ -85,17 +85,17 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 def add_shape(parser: argparse.ArgumentParser, what: str = "sizes or ranges of sizes of an input") -> None:
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1..32,3,224,224", dest="shapes",
-                        help=f"{what}; give it once for each input (default: 1..512 for each free dimension)")
+                        help=f"{what}; repeat for each input (default: 1..512 for each free dimension)")
 
 
 def add_value(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--value", action="append", default=[], metavar="NAME=2,3", dest="values",
-                        help="the numbers of an input that becomes a constant, as it must where they decide shapes; "
-                             "give it once for each")
+                        help="make an input a constant with this value, as is required for inputs that decide shapes "
+                             "(the sizes of a Reshape, say); repeat for each input")
 
 
 def values(args: argparse.Namespace) -> dict[str, list[float]]:
-    """What --value says; raises :class:`UsageError`."""
+    """Parse --value; raises :class:`UsageError`."""
     found: dict[str, list[float]] = {}
     for word in args.values:
         name, equals, text = word.rpartition("=")
@@ -113,11 +113,11 @@ def values(args: argparse.Namespace) -> dict[str, list[float]]:
 
 def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N", dest="sizes",
-                        help="a free size of random inputs, by its name; give it once for each (default: the usual)")
+                        help="a free size of the random inputs, by name; repeat for each (default: the usual size)")
 
 
 def sizes(args: argparse.Namespace, inputs: Iterable[TensorSpec]) -> dict[str, int]:
-    """What --size says of the free sizes of ``inputs``; raises :class:`UsageError`."""
+    """Parse --size, given the free sizes of ``inputs``; raises :class:`UsageError`."""
     free = {size.name: size for spec in inputs for size in spec.shape if isinstance(size, Free)}
     found: dict[str, int] = {}
     for word in args.sizes:
@@ -137,7 +137,7 @@ def sizes(args: argparse.Namespace, inputs: Iterable[TensorSpec]) -> dict[str, i
 
 
 def shapes(args: argparse.Namespace) -> dict[str, tuple[Range, ...]] | None:
-    """What --shape says, None where it is left out; raises :class:`UsageError`."""
+    """Parse --shape, None if it was not given; raises :class:`UsageError`."""
     return parse_shapes(args.shapes) or None
 
 
@@ -149,24 +149,24 @@ def shape_words(args: argparse.Namespace) -> list[str]:
 
 def add_winograd(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-winograd", dest="winograd", action="store_false", default=None,
-                        help="no convolution by Winograd's algorithm, which rounds more (MLC_WINOGRAD=0 says so too)")
+                        help="no convolution by Winograd's algorithm, which rounds more (same as MLC_WINOGRAD=0)")
 
 
 def add_substitutions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--substitutions", action=argparse.BooleanOptionalAction, default=None,
-                        help="proved rules may make another graph of the model where that is faster, or may not "
-                             "(default: they may; MLC_SUBSTITUTIONS=0 says that they may not)")
+                        help="allow or forbid proved rules to replace the model's graph by a faster one (default: "
+                             "allow, unless MLC_SUBSTITUTIONS=0)")
 
 
 def add_integers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-integers", dest="integers", action="store_false", default=None,
-                        help="products of quantised operands in float32, as the model spells them (MLC_INTEGERS=0 says "
-                             "so too; default: in integers where that is priced faster)")
+                        help="compute products of quantised operands in float32, as the model spells them (default: in "
+                             "integers where that is estimated to be faster, unless MLC_INTEGERS=0)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive_int, metavar="N",
-                        help="CPU threads (default: the physical cores this process may use)")
+                        help="CPU threads (default: the physical cores that this process may use)")
 
 
 def _number(kind: type, text: str, what: str):  # type: ignore[no-untyped-def]

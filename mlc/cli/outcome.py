@@ -1,4 +1,4 @@
-"""What a command is, and what it hands back: a document for scripts and a view of it for people."""
+"""A command and its outcome: a JSON document for scripts and a view of it for people."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class Command:
 
 
 def run_chosen(args: argparse.Namespace) -> Outcome:
-    """What a command of several does: ``run`` of the subcommand that was chosen."""
+    """Run the subcommand that was chosen."""
     outcome: Outcome = args.run(args)
     return outcome

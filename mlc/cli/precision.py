@@ -1,4 +1,4 @@
-"""``--precision``: what it takes, and what it costs in exactness."""
+"""The option ``--precision``, and the error that it causes in a model's outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["add_precision", "facts", "line", "other", "words"]
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="f32",
-                        help="what float32 operands may be rounded to: bf16 multiplies bfloat16 and adds up float32, "
-                             "f16 rounds weights alone on CPUs, to half their bytes, and both operands on GPUs, whose "
-                             "tensor cores have tf32 too (default: f32)")
+                        help="what operands of float32 products may be rounded to; sums stay float32. f16: on CPUs "
+                             "only weights are rounded, and take half the bytes. tf32: on GPUs only (default: f32, "
+                             "nothing is rounded)")
 
 
 def other(args: argparse.Namespace) -> str:
@@ -103,7 +103,7 @@ def _error(
 
 
 def line(document: dict[str, Any]) -> str:
-    """The same for people."""
+    """:func:`facts` as a line of text."""
     error = document["max_rel_err"]
     known = "unknown, since it has not run here" if error is None else f"{error:.2g} of the largest output"
     by = ", as this CPU computes it with the GPU's rounding" if document.get("max_rel_err_from") == "cpu" else ""

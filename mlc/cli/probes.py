@@ -1,4 +1,4 @@
-"""What ``mlc doctor`` looks at. Every probe returns findings and never raises: a broken part is a finding."""
+"""The checks of ``mlc doctor``. A check returns findings and never raises: a broken part is a finding."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _native() -> Iterator[Finding]:
 
 
 def cpu_findings(features: set[str], cpu: HostCpu) -> Iterator[Finding]:
-    """What code for this machine uses (LLVM's names of features) against what its CPU shows."""
+    """Compare the features that code for this machine uses (LLVM's names) with those that its CPU reports."""
     if lacking := cpu.hidden(features):
         yield Finding(
             "cpu features", "wrong", f"code would use {', '.join(lacking)}, which this (virtual) machine hides",

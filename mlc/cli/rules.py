@@ -1,4 +1,4 @@
-"""``mlc rules``: prove substitutions, check their certificates, look at them."""
+"""``mlc rules``: prove substitution rules, check their certificates, show them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                     "or undecided", _verify)
     verify.add_argument("file", type=Path, metavar="FILE", help="rules in mlc's own JSON or in TASO's")
     verify.add_argument("--seconds", type=options.positive_float, default=60.0, metavar="S",
-                        help="a rule that takes longer is undecided (default: 60)")
-    show = action("show", "a rule: both sides, its precondition and its certificate", _show)
+                        help="give up on a rule after S seconds (default: 60)")
+    show = action("show", "show a rule: both sides, its precondition and its certificate", _show)
     show.add_argument("name", metavar="NAME", help="the name of a shipped rule, or of one in --file")
     rules_library.add_actions(action)
     show.add_argument("--file", type=Path, metavar="FILE", help="rules to look in (default: the shipped ones)")

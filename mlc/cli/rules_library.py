@@ -1,4 +1,4 @@
-"""``mlc rules generate`` and ``mlc rules list``: make the library of substitutions, and look at it."""
+"""``mlc rules generate`` and ``mlc rules list``: generate the library of rules, and list it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def add_actions(action: options.Action) -> None:
     generate.add_argument("-o", "--output", type=Path, metavar="DIR",
                           help="the folder to write (default: the library of this installation)")
     generate.add_argument("--seconds", type=options.positive_float, metavar="S",
-                          help=f"stop after S seconds, with what was found (default: search the whole space; "
+                          help=f"stop after S seconds and keep what was found (default: search the whole space; "
                                f"{_BEYOND_SECONDS:g} with --beyond)")
     generate.add_argument("--families", metavar="NAME,…", help="only the families of these names (NAME* for several)")
     generate.add_argument("--beyond", action="store_true",
-                          help="search a part of the table uniformly for what the library of this installation does "
-                               "not derive: three operators a side, and four of the core")
+                          help="search a part of the operator table uniformly for rules that do not follow from the "
+                               "installed library: three operators a side, and four of the core")
     generate.add_argument("--compare", action="store_true",
-                          help="say how the library differs from that of this installation; exit code 1 where it does")
-    show = action("list", "the rules of the library, or whether rules of a file follow from them", _list)
+                          help="compare with the installed library; exit code 1 if they differ")
+    show = action("list", "list the rules of the library, or check whether rules of a file follow from them", _list)
     show.add_argument("--derives", type=Path, metavar="FILE",
-                      help="for each rule of FILE (TASO's format or ours), whether the library gives it; exit code 1 "
-                           "where a sound one is missing")
+                      help="for each rule of FILE (TASO's JSON or mlc's), check whether it follows from the library; "
+                           "exit code 1 if a sound one does not")
     show.add_argument("--library", dest="folder", type=Path, metavar="DIR",
                       help="a folder that `mlc rules generate` wrote")
 

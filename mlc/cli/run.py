@@ -25,12 +25,12 @@ __all__ = ["COMMAND"]
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.so", help="a file that `mlc compile` wrote")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", dest="inputs",
-                        help="an input's array; give it once for each input (default: seeded random values)")
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT.npz", help="write the outputs, by name")
+                        help="an input's array; repeat for each input (default: seeded random values)")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.npz", help="write the outputs to this file, by name")
     parser.add_argument("--repeat", type=options.positive_int, metavar="N", help="run N times and print the latency")
     options.add_size(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
-                        help="of the random inputs (default: 0)")
+                        help="random seed of the inputs (default: 0)")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
@@ -64,7 +64,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 
 def _check_inputs(words: list[str]) -> None:
-    """What is wrong whatever the model's inputs are named."""
+    """Report what is wrong with the options, whatever the model's inputs are."""
     certain = set()
     for word in words:
         name, equals, path = word.partition("=")
@@ -110,8 +110,8 @@ def _load_array(name: str, path: Path) -> np.ndarray:
 def _complete(
     exe: Executable, arrays: dict[str, np.ndarray], seed: int, sizes: dict[str, int]
 ) -> list[np.ndarray]:
-    """What was given, and seeded random values for the rest, in the model's order. Free sizes are those of what was
-    given, then ``sizes``, then the usual ones."""
+    """The given inputs, and seeded random values for the others, in the model's order. Free sizes are those of the
+    given inputs, then ``sizes``, then the usual ones."""
     from mlc.networks.inputs import random_inputs
 
     known = [spec.name for spec in exe.inputs]

@@ -1,4 +1,4 @@
-"""``mlc targets``: the names that ``--target`` takes, and what each becomes."""
+"""``mlc targets``: lists the names that ``--target`` takes, and the TVM target of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mlc tune``: search schedules for a model's functions and keep what was measured in the log."""
+"""``mlc tune``: searches schedules for a model's functions and records measurements in the log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_target(parser)
     parser.add_argument("--trials", type=options.positive_int, metavar="N", help="measure at most N candidates")
     parser.add_argument("--seconds", type=options.positive_float, metavar="S",
-                        help="stop after S seconds (with neither bound: when nothing gains any more)")
+                        help="stop after S seconds (with neither --trials nor --seconds: when no function is expected "
+                             "to gain any more)")
     options.add_log(parser)
     options.add_shape(parser, "sizes of an input with free dimensions")
     options.add_value(parser)
@@ -45,13 +46,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_integers(parser)
     precision.add_precision(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
-                        help="of everything random in the search (default: 0)")
+                        help="random seed of the search (default: 0)")
     parser.add_argument("--resume", action="store_true",
-                        help="go on with the budget of the last run on this model, or with these jobs")
-    parser.add_argument("--dry-run", action="store_true", help="of a jobs file: say what would be tuned")
+                        help="continue with the remaining budget of the last run on this model, or with these jobs")
+    parser.add_argument("--dry-run", action="store_true", help="with a jobs file: only show what would be tuned")
     parser.add_argument("--executor", default="local", metavar="E",
-                        help="who measures: local (default: this machine), ray, ray://HOST:PORT[/CLASS] (a cluster) or "
-                             "rpc://HOST:PORT/KEY (TVM's tracker); `native` is then what the devices are")
+                        help="where candidates are measured: local (default: this machine), ray, "
+                             "ray://HOST:PORT[/CLASS] (a cluster) or rpc://HOST:PORT/KEY (TVM's tracker); `native` "
+                             "then means the devices' CPU")
     parser.add_argument("--strategy", choices=strategy_names(), default="evolutionary",
                         help="how candidates are proposed (default: evolutionary, exhaustive in small spaces)")
 
@@ -193,7 +195,7 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
 
 
 def _render_end(args: argparse.Namespace, report: TuneReport, document: dict[str, Any], console: Console) -> None:
-    """What failed, where the records are, and what to do next."""
+    """Print what failed, where the records are, and what to do next."""
     if report.failures:
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
         console.print(f"candidates that failed: {failed}", soft_wrap=True)

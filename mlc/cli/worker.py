@@ -16,9 +16,9 @@ from mlc.installation import check_pins
 __all__ = ["COMMAND"]
 
 _EPILOG = """a worker runs code that it is sent:
-  whoever connects must know the token in MLC_TOKEN; workers and runs of one user are given the same. With --rpc, and
-  with --class where it starts a cluster, it listens on the loopback address alone: reach it from elsewhere by a tunnel
-  (ssh -L). With --address Ray listens on all addresses.
+  Clients must know the token in MLC_TOKEN; set the same for workers and tuning runs. With --rpc, and with --class where
+  it starts a cluster, the worker listens on the loopback address only: reach it from elsewhere through a tunnel
+  (ssh -L). With --address, Ray listens on all addresses.
 """
 
 
@@ -28,7 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="join a Ray cluster, or start one, as a machine of this class")
     which.add_argument("--rpc", metavar="HOST:PORT/KEY", help="register with TVM's RPC tracker there under KEY")
     parser.add_argument("--address", metavar="HOST:PORT",
-                        help="with --class: the cluster to join (default: start one at 127.0.0.1:6379)")
+                        help="with --class: join this cluster (default: start one at 127.0.0.1:6379)")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:

@@ -1,4 +1,4 @@
-"""How TVM is asked for machine code: in one way, for the candidates that are timed and for what ships."""
+"""Code generation through TVM, in the same way for the candidates that are timed and for what is built."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tvm import tirx
 from mlc.codegen import cuda
 from mlc.codegen.inspection import DynamicShared, write_dump
 from mlc.config import get
-from schedules.comparisons import keep_unordered
 from schedules.cuda.lowering import PIPELINE as CUDA_PIPELINE
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
+from schedules.nan_comparisons import keep_unordered
 
 __all__ = ["code_generation", "pipeline", "prepared"]
 

@@ -1,4 +1,4 @@
-"""Machine code for NVIDIA GPUs, on any machine that has ``nvcc``, with or without a GPU.
+"""Machine code for NVIDIA GPUs with ``nvcc``, with or without a GPU in the machine.
 
 TVM's CUDA runtime library turns generated source into a module, and asks a callback to compile it. Three things keep
 that from doing the right thing on a machine without a GPU, and this file sees to each:
@@ -128,8 +128,8 @@ def machine_code(archs: Sequence[str], compile_with: Compile | None = None) -> I
 
 
 def distinct_shared(source: str) -> str:
-    """The same kernels where no two declare one name for shared memory of different types: such a declaration is one of
-    the whole source's, and kernels of several spaces call theirs alike."""
+    """Rename shared memory that kernels of a source declare with the same name but different types, since such
+    declarations are global in a source."""
     first, *chunks = re.split(rf"(?=^{_KERNEL})", source, flags=re.MULTILINE)
     declared: dict[str, str] = {}
     parts = [first]
@@ -142,8 +142,8 @@ def distinct_shared(source: str) -> str:
 
 
 def keeping_nan(source: str) -> str:
-    """The same kernels where a maximum or minimum of floats is NaN if either side is, as in ONNX and numpy; one
-    instruction does so from ``sm_80`` on."""
+    """Make maxima and minima of floats propagate NaN, as in ONNX and numpy; one instruction does so from ``sm_80`` on.
+    """
     at = source.find(_KERNEL)
     used = sorted(set(_EXTREMUM.findall(source, at))) if at >= 0 else []
     if not used:
@@ -157,8 +157,8 @@ def keeping_nan(source: str) -> str:
 
 
 def clustered(source: str) -> str:
-    """The same kernels where one whose blocks meet in clusters (:func:`schedules.cuda.hopper.meet_cluster`) is compiled
-    for such: however it is launched, neighbouring blocks are one then."""
+    """Declare the cluster size of kernels whose blocks form clusters (:func:`schedules.cuda.hopper.meet_cluster`): then
+    neighbouring blocks are one however the kernel is launched."""
     first, *chunks = re.split(rf"(?=^{_KERNEL})", source, flags=re.MULTILINE)
     parts = [first]
     for chunk in chunks:
@@ -224,7 +224,7 @@ def find_nvcc() -> str:
 
 
 def run_tool(command: Sequence[str], must: str) -> str:
-    """What a tool of the CUDA toolkit says; raises :class:`BuildError` in one line that begins with ``must``."""
+    """The output of a tool of the CUDA toolkit; raises :class:`BuildError` in one line that begins with ``must``."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the CUDA compiler made of a kernel: registers, spills, memory, and the instructions in the machine code.
+"""What the CUDA compiler made of a kernel: registers, spills, shared memory, and instruction counts.
 
 ``nvcc`` says the former of itself; the latter need ``nvdisasm``, which comes with the CUDA toolkit and from PyPI as
 ``nvidia-cuda-nvdisasm``.

@@ -1,4 +1,4 @@
-"""Machine code from NVIDIA's runtime compiler, where the CUDA toolkit is not installed: ``pip install mlc[nvrtc]``.
+"""Machine code through NVRTC, NVIDIA's runtime compiler, without a CUDA toolkit: ``pip install mlc[nvrtc]``.
 
 It makes code for one architecture at a time, and brings no headers: those come from the same packages.
 """

@@ -1,4 +1,4 @@
-"""How far a model lets the operands of a product be rounded: ``accuracy_level`` of onnxruntime's ``MatMulNBits``.
+"""How far a model allows the operands of a product to be rounded: ``accuracy_level`` of onnxruntime's ``MatMulNBits``.
 
 The level names the least accurate type that activations may become: 1 float32, 2 float16, 3 bfloat16, 4 int8; 0 leaves
 them as they are. It goes with the product's node through the import and then stands in an attribute of ``main``, by the

@@ -1,4 +1,4 @@
-"""The one way in: whatever holds a model becomes an :class:`ImportedModel`."""
+"""The single entry point of the importers: whatever holds a model becomes an :class:`ImportedModel`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def load_model(
 
     ``source`` is the path of an ONNX file, an ``onnx.ModelProto`` (or one with its weights outside of it), a
     ``torch.nn.Module`` with ``example_inputs`` (a tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax
-    ``IRModule`` with a static ``main``. ``shapes``
-    gives the free dimensions of an ONNX model's inputs sizes or ranges: ``{"input": ((1, 32), 3, 224, 224)}``, or
-    ``{"input": "1..32,3,224,224"}``. What is left out is :data:`mlc.shapes.DEFAULT_RANGE`. ``values`` makes constants
-    of inputs of an ONNX model, which those must be whose numbers decide shapes. The dimensions that a program of
-    ``torch.export`` leaves free (``torch.export.Dim``) are free too, within the ranges that it was exported for, or
-    within those that ``shapes`` says of them.
+    ``IRModule`` whose ``main`` has static shapes.
+
+    ``shapes`` gives sizes or ranges of the free dimensions of an ONNX model's inputs:
+    ``{"input": ((1, 32), 3, 224, 224)}`` or ``{"input": "1..32,3,224,224"}``; what is left out is
+    :data:`mlc.shapes.DEFAULT_RANGE`. The free dimensions of a program of ``torch.export`` (``torch.export.Dim``) have
+    the ranges that it was exported with, or narrower ones given in ``shapes``. ``values`` turns inputs of an ONNX model
+    into constants, as is required for inputs whose values decide shapes.
 
     Raises :class:`mlc.errors.ValuesNeededError` where such a value is missing, :class:`mlc.errors.ModelError` for a
     model that is missing, broken or outside what can be imported, and :class:`mlc.errors.UsageError` for arguments
@@ -71,6 +72,6 @@ def load_model(
 
 
 def _is(value: Any, module: str, name: str) -> bool:
-    """``isinstance`` without importing the module: a value of its class can only exist where it is imported."""
+    """``isinstance`` without importing ``module``: its instances can only exist if it was imported already."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))

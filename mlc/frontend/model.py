@@ -42,10 +42,10 @@ def array_type(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor at the model's border. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``, or ``bfloat16``.
+    """An input or output of a model. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``, or ``bfloat16``.
 
-    Sizes that a call decides are :class:`mlc.shapes.Free`. Of an output of as many as its numbers say, ``length`` is
-    the axis, of which the size is the most there may be, and the name of the output that says how many there are.
+    Sizes that depend on the call are :class:`mlc.shapes.Free`. An output of data-dependent length has a ``length``: the
+    axis, whose size in ``shape`` is the maximum, and the name of the output that holds the actual length.
     """
 
     name: str
@@ -55,7 +55,7 @@ class TensorSpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """The size in memory, in bytes; of one with free sizes, with the usual ones."""
+        """The size in bytes, at the usual sizes if some are free."""
         return math.prod(self.sized()) * self.itemsize
 
     @cached_property
@@ -65,11 +65,11 @@ class TensorSpec:
 
     @property
     def free(self) -> bool:
-        """Whether a call decides some of the sizes."""
+        """Whether some of the sizes depend on the call."""
         return is_free(self.shape)
 
     def sized(self, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """The shape with free sizes as ``sizes`` says by name, or the usual ones."""
+        """The shape with free sizes given by name in ``sizes``, by default the usual ones."""
         return usual(self.shape, sizes)
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class ImportedModel:
     returned: tuple[tuple[str, str], ...] = ()
 
     def taken(self) -> tvm.IRModule:
-        """The module, which is not kept here any longer: whoever rewrites it frees its weights on the way."""
+        """The module, without keeping it here: passes that rewrite it can then free its weights."""
         mod = self.mod
         object.__setattr__(self, "mod", None)
         return mod
@@ -208,7 +208,7 @@ def merge_shapes(
 
 
 def _combined(linear: Linear, terms: Mapping[str, int | Free], given: Range | None) -> int | Free:
-    """What follows from the sizes ``terms``; it is ``given`` nothing else."""
+    """A size that is computed from the sizes ``terms``; ``given`` may only repeat it."""
     ranges = {name: size.range if isinstance(size, Free) else Range(size, size) for name, size in terms.items()}
     low, high = linear.within(ranges)
     if low < 0 or (given is not None and (given.low > low or given.high < high)):

@@ -84,7 +84,7 @@ def attention(nodes: Nodes) -> list[str]:
 
 
 class _Sizes:
-    """Of an attention; heads that share a group's keys follow each other."""
+    """The sizes of an attention; heads that share keys (grouped queries) are adjacent."""
 
     def __init__(self, heads: int, groups: int, tokens: Tokens) -> None:
         self.heads, self.groups, self.tokens = heads, groups, tokens
@@ -105,7 +105,7 @@ class _Sizes:
         return str(nodes("Reshape", x, shape))
 
     def shared(self, nodes: Nodes, bias: str) -> str:
-        """What is added to grouped scores: ``bias`` broadcasts to (batch, heads, length, keys)."""
+        """Reshape ``bias``, which broadcasts to (batch, heads, length, keys), to be added to grouped scores."""
         if self.heads == self.groups:
             return bias
         whole = nodes("Expand", bias, self.tokens.shape(nodes.constant(np.array(1)), self.heads))

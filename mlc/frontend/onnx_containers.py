@@ -1,4 +1,4 @@
-"""Sequences and optionals among a model's inputs and outputs: tensors one by one, as many as a form says.
+"""Sequences and optionals among a model's inputs and outputs, replaced by the tensors that they hold in a call.
 
 An input ``x`` that holds tensors becomes inputs ``x/0, x/1, …`` and a node that puts them together, of which nothing is
 left (:mod:`mlc.frontend.onnx_sequences`); an output becomes outputs of such names. How many there are must be known
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError, UsageError, ValuesNeededError
-from mlc.frontend.onnx_decisive import missing_values
+from mlc.frontend.onnx_shape_inputs import missing_values
 from mlc.shapes import Range, Shape, parse_shape, shape_text
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _taken_apart(
 
 
 def _form(shape: Shape, name: str) -> tuple[Range, ...]:
-    """As :func:`mlc.shapes.parse_shape`, of sizes that may be 0 where they are numbers, as an array's are."""
+    """Like :func:`mlc.shapes.parse_shape`, but sizes that are numbers may be 0, as in an array."""
     try:
         sizes = None if isinstance(shape, str) else [
             size for size in shape if isinstance(size, int) and not isinstance(size, bool) and size >= 0]

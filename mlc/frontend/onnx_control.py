@@ -1,4 +1,5 @@
-"""Control flow of ONNX as a straight graph: loops of known length step by step, both branches of an ``If``."""
+"""ONNX control flow as a straight-line graph: loops of known length are unrolled, both branches of an ``If`` computed.
+"""
 
 from __future__ import annotations
 

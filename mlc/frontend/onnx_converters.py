@@ -1,4 +1,4 @@
-"""Our own converters where TVM's are unsafe or make slow code. Each takes Relax expressions and returns one.
+"""mlc's own ONNX converters, where TVM's are wrong or produce slow code. Each takes Relax expressions and returns one.
 
 A node with several outputs gives a tuple of them, in their order, whether all are used or not. A converter returns
 ``None`` where the node is not its case; TVM's is used then.
@@ -18,8 +18,8 @@ from mlc.frontend.onnx_grouped import GROUPED, GROUPED_BITS, grouped_mat_mul, gr
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
-from mlc.frontend.onnx_regions import roi_align
 from mlc.frontend.onnx_resize import resize
+from mlc.frontend.onnx_roi_align import roi_align
 from mlc.frontend.onnx_signal import dft, stft
 from mlc.frontend.onnx_sizes import as_tensor
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, emitter, required_at, text
@@ -167,8 +167,8 @@ def _batch_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """Of weights of 8 bits that folding left (:mod:`mlc.frontend.onnx_fold`), so that they are seen to be such; others
-    are TVM's to convert."""
+    """Casts of 8-bit weights that folding has left (:mod:`mlc.frontend.onnx_fold`), so that they are recognised as
+    such; others are converted by TVM."""
     from onnx import helper
     from tvm import relax
 
@@ -231,7 +231,7 @@ def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _equal(bb: Any, inputs: Sequence[Any], _attrs: dict[str, Any]) -> Any:
-    """Of truth values, which LLVM compares by no instruction that TVM asks for; of others, TVM's."""
+    """Equality of booleans, for which TVM's LLVM code generator has no instruction; others are converted by TVM."""
     if dtype_of(inputs[0]) != "bool":
         return None
     emit = emitter(bb)
@@ -239,7 +239,7 @@ def _equal(bb: Any, inputs: Sequence[Any], _attrs: dict[str, Any]) -> Any:
 
 
 def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """Of a type of its own; else TVM's."""
+    """``EyeLike`` with a type of its own; otherwise TVM's converter."""
     from onnx import helper
     from tvm import relax
 

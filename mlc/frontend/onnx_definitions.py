@@ -1,4 +1,4 @@
-"""Standard operators, or uses of them, that TVM does not convert, made of those that it does."""
+"""Standard operators, or uses of them, that TVM does not convert, composed of operators that it does convert."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mlc.frontend.onnx_attention import attention
 from mlc.frontend.onnx_control import branches, loop, scan
 from mlc.frontend.onnx_expand import Expand, Nodes
-from mlc.frontend.onnx_lengths import sequences
+from mlc.frontend.onnx_sequence_lens import sequences
 from mlc.frontend.onnx_unique import unique
 
 if TYPE_CHECKING:
@@ -239,6 +239,7 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
 
 
 def definition_of(node: onnx.NodeProto) -> Expand | None:
-    """What a node of the standard domain is made of; None where it is converted as it is, or not at all."""
+    """The definition of a node of the standard domain in terms of others; None if it is converted directly, or not at
+    all."""
     applies, expand = _DEFINITIONS.get(node.op_type, (lambda _node: False, None))
     return expand if applies(node) else None

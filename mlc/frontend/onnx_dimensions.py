@@ -1,6 +1,6 @@
-"""Free dimensions of a model's inputs that its nodes need to be one, or a number, or not too small.
+"""Free dimensions of a model's inputs that its nodes require to be equal, to be a certain number, or not too small.
 
-What :mod:`mlc.frontend.onnx_agreement` found is written into the inputs before the graph is folded anew.
+What :mod:`mlc.frontend.onnx_size_constraints` found is written into the inputs before the graph is folded anew.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def make_one(inputs: Sequence[onnx.ValueInfoProto], agreed: Agreed) -> None:
 
 
 def _symbol(dims: Mapping[Place, Any], place: Place) -> str:
-    """What a free dimension is called; one without a name is given one."""
+    """The name of a free dimension; one without a name is given one."""
     dim, known = dims[place], {each.dim_param for each in dims.values()}
     if not dim.dim_param:
         name = "_".join(map(str, place))

@@ -1,4 +1,4 @@
-"""onnxruntime's ``DynamicQuantizeLSTM``: products of integers at every step, of states quantised by their range.
+"""onnxruntime's ``DynamicQuantizeLSTM``: integer products at every step, of states that are quantised by their range.
 
 The input is quantised as a whole, and so is the hidden state of a batch at each step, as onnxruntime does on one
 thread; on several it may take the range of each thread's rows. The steps are written out one after the other.
@@ -30,7 +30,7 @@ class _Weight:
     zero_point: str
 
     def product(self, nodes: Nodes, x: Sequence[str]) -> str:
-        """Of quantised numbers, their scale and their zero point."""
+        """The product with quantised numbers, given their scale and zero point."""
         scale = nodes.product(x[1], self.scale)
         return integer_to_float(nodes, x[0], self.integers, scale, (x[2], self.zero_point), "")
 
@@ -82,7 +82,7 @@ def _checked(nodes: Nodes) -> tuple[tuple[bool, ...], float]:
 
 
 def _weights(nodes: Nodes, name: str, place: int, count: int, hidden: int) -> list[_Weight]:
-    """Those of each direction; raises :class:`ModelError` where they are not as they must be."""
+    """The weights of each direction; raises :class:`ModelError` if they are invalid."""
     inputs = nodes.inputs(12)
     integers = nodes.known(inputs[place], name)
     if integers.dtype not in (np.int8, np.uint8) or integers.shape != (count, integers.shape[1], 4 * hidden):

@@ -1,4 +1,4 @@
-"""Our own converters of elementwise operators; :mod:`mlc.frontend.onnx_converters` says what a converter is."""
+"""mlc's own converters of elementwise operators; :mod:`mlc.frontend.onnx_converters` explains what a converter is."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def thresholded_relu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> A
 
 
 def bit_cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """The same bits as another type of as many."""
+    """Reinterpret the bits as another type of the same size."""
     from onnx import helper
     from tvm import relax, te, tirx
 

@@ -1,4 +1,5 @@
-"""Operators that are made of standard ones in the ONNX graph, so that shapes are inferred and constants folded there.
+"""Operators that are expanded to standard ones within the ONNX graph, so that shape inference and constant folding see
+these.
 
 A quantised operator (``QLinearConv`` and its like, and those that onnxruntime's quantiser writes) becomes the operator
 in float32 between ``DequantizeLinear`` and ``QuantizeLinear``: one language for all quantised models. Its result is
@@ -54,7 +55,7 @@ class Nodes:
 
     @property
     def _output(self) -> str:
-        """What new values are named by: nodes that an expansion makes share the name of the one they stand for."""
+        """The name of a new value: nodes that an expansion creates share the name of the one they replace."""
         return next((o for o in self.node.output if o), "node")
 
     def constant(self, array: np.ndarray | float | list[int], like: str = "") -> str:

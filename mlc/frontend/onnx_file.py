@@ -70,7 +70,7 @@ def whole(model: Model) -> onnx.ModelProto:
 
 
 def _parsers_reason(error: Exception) -> str:
-    """What a parser of text says, which names the line; protobuf's has nothing to say."""
+    """The message of a text parser, which names the line; protobuf's is empty."""
     from google.protobuf.message import DecodeError
 
     return "" if isinstance(error, DecodeError) else f" ({one_line(str(error))[:200]})"
@@ -133,7 +133,7 @@ def _with_empty(model: Model) -> onnx.ModelProto:
 
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph with its initializers as inputs: what is left to check of a model beyond protobuf's limit."""
+    """The same graph with its initializers as inputs, so that models beyond protobuf's size limit can be checked."""
     import onnx
 
     light = onnx.ModelProto(ir_version=model.ir_version)

@@ -1,4 +1,4 @@
-"""Fold what depends on constants and static shapes alone, and drop what nothing reads.
+"""Constant folding of what depends only on constants and static shapes, and removal of unused nodes.
 
 Exporters compute reshapes' arguments from ``Shape``, ``Gather``, ``Concat``; TVM's importer fails on many of these
 chains. With static inputs they are numbers.

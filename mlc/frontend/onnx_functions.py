@@ -1,4 +1,4 @@
-"""Operators as ONNX itself defines them by others, where onnx's inliner fails.
+"""Operators expanded to their definitions in the ONNX standard, where onnx's own inliner fails.
 
 That is over an input that is left out, and over an attribute that has its default, which the definition refers to.
 """

@@ -1,4 +1,4 @@
-"""onnxruntime's ``GatherBlockQuantized``: rows of a table of integers that have a scale for each block."""
+"""onnxruntime's ``GatherBlockQuantized``: rows of a table of integers with one scale per block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
 def _packed(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """What :func:`unpacked` takes apart."""
+    """The inverse of :func:`unpacked`."""
     apart = numbers.astype("uint8").reshape(*numbers.shape[:-1], -1, 8 // bits)
     return np.bitwise_or.reduce(apart << np.arange(0, 8, bits, dtype="uint8"), axis=-1)
 
@@ -71,7 +71,7 @@ def gather_block_quantized(nodes: Nodes) -> str:
 
 
 def _table(nodes: Nodes) -> _Table:
-    """What the node's inputs hold; raises :class:`ModelError` where they are not as they must be."""
+    """The table that the node's inputs describe; raises :class:`ModelError` if they are invalid."""
     given = nodes.attributes()
     name, _, scale_name, zero_name = nodes.inputs(4)
     data, scales = nodes.known(name, "data"), nodes.known(scale_name, "scales")

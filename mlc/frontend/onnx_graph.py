@@ -1,4 +1,4 @@
-"""An ONNX graph taken apart, and what ONNX's own passes see of it.
+"""An ONNX graph as Python values, and the conversions to and from the protobuf that ONNX's own passes work on.
 
 Weights stay out of the graph that is worked on: large ones are inputs of known type while shapes are inferred, so that
 no pass copies them and models beyond protobuf's 2 GB are no case of their own.

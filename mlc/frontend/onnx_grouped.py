@@ -1,4 +1,5 @@
-"""Products of rows in groups, each with a matrix of its own: the experts of a mixture, whose rows numbers decide.
+"""Grouped matrix products: rows in groups, each multiplied by its own matrix, as the experts of a mixture; the group of
+a row is data-dependent.
 
 No operator of ONNX says that, so there is one here, :data:`DOMAIN`'s ``GroupedMatMul``. The rows of each group are cut
 into tiles of a few, the last of which may be ragged; a tile's sums stay in registers while its matrix passes by. There

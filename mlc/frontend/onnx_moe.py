@@ -1,4 +1,4 @@
-"""onnxruntime's mixtures of experts, ``com.microsoft`` MoE and QMoE: rows in groups, each of an expert.
+"""onnxruntime's mixtures of experts, ``com.microsoft`` MoE and QMoE: rows are grouped by expert.
 
 Each token goes to ``k`` experts. Its rows are sorted by expert, so that two grouped products
 (:mod:`mlc.frontend.onnx_grouped`) read the weights of those alone that some token chose, and are put back in order.
@@ -46,11 +46,11 @@ class _Layer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its products."""
+        """The element type of its products."""
         return np.dtype("float32") if self.bits else self.matrices.dtype
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> _Layer:
-        """With a ``change`` of the columns, the last axis."""
+        """Apply a ``change`` to the columns, the last axis."""
         def of(array: np.ndarray | None) -> np.ndarray | None:
             return None if array is None else change(array)
 

@@ -1,4 +1,4 @@
-"""Which ONNX operators can be imported, and which of the others have a definition that can be inlined instead."""
+"""Which ONNX operators can be imported, and which others have a definition that can be inlined."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def expansion_of(node: onnx.NodeProto) -> Expand | None:
-    """What the node is made of; None where it is converted as it is, or not at all."""
+    """The nodes that the node is expanded to; None if it is converted directly, or not at all."""
     if node.domain in _STANDARD:
         found = STANDARD.get(node.op_type) or NORMS.get(node.op_type) or definition_of(node)
         if found is None and fails_to_inline(node) and not _is_converted(node):

@@ -1,4 +1,4 @@
-"""Products of onnxruntime's domain ``com.microsoft`` whose sides are integers, or whose weights are."""
+"""Products of onnxruntime's domain ``com.microsoft`` with integer operands or integer weights."""
 
 from __future__ import annotations
 

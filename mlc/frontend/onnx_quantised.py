@@ -158,7 +158,7 @@ def _stored(dtype: str) -> str:
 
 
 def _output_type(attrs: dict[str, Any], zero_point: Any) -> str:
-    """That of the zero point or of ``output_dtype``, which must not differ; uint8 where neither is given."""
+    """The type of the zero point, or ``output_dtype``, which must agree; uint8 if neither is given."""
     if not attrs.get("output_dtype"):
         return "uint8" if zero_point is None else dtype_of(zero_point)
     wanted = _type_named(attrs["output_dtype"])

@@ -384,7 +384,7 @@ def _fixed(size: Any, what: str) -> int:
 
 
 def _directions(name: str) -> tuple[bool, ...]:
-    """For each direction, whether it goes backwards."""
+    """For each direction, whether it runs backwards."""
     if name not in _DIRECTIONS:
         raise ValueError(f"direction must be one of {', '.join(_DIRECTIONS)}, got {name}")
     return _DIRECTIONS[name]

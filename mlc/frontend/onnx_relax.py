@@ -1,11 +1,12 @@
-"""ONNX to Relax: our converters and TVM's, driven node by node so that an error names the node."""
+"""Imports an ONNX model as a Relax module: checks it, makes it static as far as possible
+(:mod:`mlc.frontend.onnx_static`), and converts it node by node (:mod:`mlc.frontend.onnx_importer`)."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, reduce
 from operator import add
@@ -13,19 +14,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
-from mlc.frontend import onnx_agreement, onnx_ragged, onnx_same, onnx_selection, onnx_sizes
+from mlc.frontend import onnx_size_constraints
 from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_containers import kind_of, with_tensors
-from mlc.frontend.onnx_converters import CONVERTERS
-from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_graph import Graph
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
+from mlc.frontend.onnx_shape_inputs import with_values
 from mlc.frontend.onnx_static import make_static
-from mlc.frontend.onnx_weights import Model, outside, tensor_of
-from mlc.frontend.origins import origins, variable_name
+from mlc.frontend.onnx_weights import Model, outside
+from mlc.frontend.origins import origins
 from mlc.frontend.static_shapes import fold_shapes
 from mlc.shapes import Linear, Shape
 from mlc.sizes import attributes, scope
@@ -36,19 +36,16 @@ if TYPE_CHECKING:
 
 __all__ = ["import_onnx"]
 
-#: what a node may say that the model must be imported again for
-_NEEDS = (onnx_agreement.SizesMustAgreeError, onnx_agreement.SizeTooSmallError)
-
 
 def import_onnx(
     source: onnx.ModelProto | Model, name: str, shapes: Mapping[str, Shape] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
-    """Check and import an ONNX model; ``shapes`` gives free input dimensions sizes or ranges of sizes, ``values``
-    makes constants of inputs.
+    """Check and import an ONNX model.
 
-    Raises :class:`ModelError` for a model that is not valid or whose sizes depend on data, and
-    :class:`UnsupportedOperators` with all operators that cannot be imported.
+    ``shapes`` gives sizes or ranges of free input dimensions, ``values`` turns inputs into constants. Raises
+    :class:`ModelError` for a model that is invalid or whose sizes depend on data, and :class:`UnsupportedOperators`
+    with all operators that cannot be imported.
     """
     model = source if isinstance(source, Model) else outside(source)
     check_text(model.proto, name)
@@ -74,9 +71,13 @@ def import_onnx(
 def _with_sizes_agreed(
     model: Model, name: str, shapes: Mapping[str, Shape]
 ) -> tuple[Graph, tvm.IRModule, dict[str, tuple[int, str]]]:
-    """The graph and its module; free dimensions that some node needs to be equal are one, or the number they must be,
-    and those that were given no range begin where every node has a result. Of outputs that a call decides the size of:
-    their axis and the output that says how many there are."""
+    """The graph, its module, and the outputs of data-dependent length with their axis and the output that holds the
+    length.
+
+    Free dimensions that some node requires to be equal become one, or the number that they must be, and those without a
+    given range start where every node has a result: a node reports such a constraint, and the model is imported again
+    with it.
+    """
     agreed: list[Agreed | AtLeast] = []
     while True:
         graph = make_static(model, shapes, name, agreed)
@@ -86,23 +87,24 @@ def _with_sizes_agreed(
         try:
             with scope(graph.free):
                 return graph, *_to_relax(graph, name)
-        except onnx_agreement.SizesMustAgreeError as need:
+        except onnx_size_constraints.SizesMustAgreeError as need:
             agreed.append(Agreed(graph.place(need.name),
                                  need.other if isinstance(need.other, int) else graph.place(need.other)))
-        except onnx_agreement.SizeTooSmallError as need:
+        except onnx_size_constraints.SizeTooSmallError as need:
             agreed.append(AtLeast(graph.place(need.name), need.least, need.operator))
 
 
 def _check_borders(graph: Graph, name: str) -> None:
-    """Raise :class:`ModelError` for inputs and outputs of types that no array has: inside, bytes hold such numbers."""
+    """Raise :class:`ModelError` for inputs and outputs of types that no array has (4-bit integers, say), which are only
+    supported inside a model."""
     from onnx import helper
 
     for value in graph.outputs:
         if value.type.WhichOneof("value") in ("sequence_type", "optional_type"):
             held = str(value.type.WhichOneof("value")).removesuffix("_type")
             raise ModelError(f"how many tensors an output holds must follow from the inputs' shapes, but {value.name} "
-                             f"of {name} is a {held} of which numbers decide it; take the tensors out of it inside the "
-                             "model")
+                             f"of {name} is a {held} whose length depends on the data; take the tensors out of it "
+                             "inside the model")
     if not graph.outputs:
         raise ModelError(f"a model must give some tensor, but the outputs of {name} hold none; give out something else")
     for value in (*graph.inputs, *graph.outputs):
@@ -116,25 +118,27 @@ def _check_borders(graph: Graph, name: str) -> None:
 def _to_relax(graph: Graph, name: str) -> tuple[tvm.IRModule, dict[str, tuple[int, str]]]:
     from onnx import helper
 
+    from mlc.frontend.onnx_importer import NEEDS, Importer, last_line
+
     proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
     importer: Any = None
     with _quiet():
         try:
-            importer = _importer_class()(graph.used_constants(), _free_shapes(graph), bool(graph.free))
+            importer = Importer(graph.used_constants(), _free_shapes(graph), bool(graph.free))
             mod = importer.from_onnx(proto, graph.opset)
         except Exception as error:
             if importer is not None:
-                with contextlib.suppress(Exception):  # else TVM complains of it once more where the builder ends
+                with contextlib.suppress(Exception):  # else TVM reports it once more when the builder is destroyed
                     importer.bb._end_block()
-            if isinstance(error, (MlcError, *_NEEDS)):
+            if isinstance(error, (MlcError, *NEEDS)):
                 raise
-            raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
+            raise ModelError(f"{name} must be importable, but TVM failed: {last_line(error)}") from error
     return fold_shapes(mod), importer.lengths
 
 
 def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
-    """The shapes of the inputs with free dimensions: numbers and variables, one for each name; and of those without
-    elements, whose 0 TVM takes for a size that is not known."""
+    """The shapes of inputs with free dimensions: numbers, and one variable per name; also of empty inputs, whose 0 TVM
+    would take for an unknown size."""
     from tvm import tirx
 
     variables = {name: tirx.Var(name, "int64") for name in graph.free}
@@ -146,7 +150,7 @@ def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
 
 
 def _size(symbol: str, variables: Mapping[str, Any]) -> Any:
-    """The size of a dimension: a variable, or what follows from some."""
+    """The size of a dimension: a variable, or an expression in several."""
     linear = Linear.parse(symbol)
     if linear is None:
         return variables[symbol]
@@ -155,7 +159,7 @@ def _size(symbol: str, variables: Mapping[str, Any]) -> Any:
 
 
 class _Muted(threading.local):
-    """Whether this thread imports a model of ours; standard output and warning filters are everybody's."""
+    """Whether this thread is importing a model: standard output and warning filters are shared by all threads."""
 
     now = False
 
@@ -165,7 +169,8 @@ _muted = _Muted()
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the importer's prints, and its warnings of renamed inputs: our specifications keep the model's names."""
+    """Suppress the importer's prints, and its warnings of renamed inputs: mlc's specifications keep the model's names.
+    """
     _mute_importer()
     _muted.now = True
     try:
@@ -176,7 +181,7 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def _mute_importer() -> None:
-    """What TVM's importer calls to print and to warn does nothing in threads that :func:`_quiet` is about."""
+    """Silence the prints and warnings of TVM's importer in threads within :func:`_quiet`."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
     def unless_muted(function: Callable[..., None]) -> Callable[..., None]:
@@ -184,152 +189,3 @@ def _mute_importer() -> None:
 
     onnx_frontend.print = unless_muted(print)
     onnx_frontend.warnings = SimpleNamespace(warn=unless_muted(warnings.warn))
-
-
-def _importer_class() -> Any:
-    """TVM's importer with weights as arrays instead of protobufs (no second copy), and errors that name the node."""
-    from tvm import relax
-    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
-
-    class Builder(relax.BlockBuilder):
-        """Names what is bound after the node at hand."""
-
-        node = ""
-        _made: dict[relax.Expr, relax.Var]  # what was bound inside of expressions of the node
-
-        def begin(self, node: str) -> None:
-            self.node, self._made = node, {}
-
-        def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
-            return super().emit(self._flat(expr), name_hint or self.node)
-
-        def emit_output(self, output: Any, name_hint: str = "") -> relax.Var:
-            return super().emit_output(output, output.name if isinstance(output, relax.Var) else name_hint)
-
-        def normalize(self, expr: relax.Expr) -> relax.Expr:
-            return super().normalize(self._flat(expr))
-
-        def _flat(self, expr: relax.Expr) -> relax.Expr:
-            """The expression with what TVM would bind inside of it bound here."""
-            if isinstance(expr, relax.Call):
-                args = [self._bound(arg) for arg in expr.args]
-                same = all(new is old for new, old in zip(args, expr.args, strict=True))
-                return expr if same else relax.Call(expr.op, args, expr.attrs, expr.ty_args)
-            if isinstance(expr, relax.Tuple):
-                fields = [self._bound(field) for field in expr.fields]
-                same = all(new is old for new, old in zip(fields, expr.fields, strict=True))
-                return expr if same else relax.Tuple(fields)
-            if isinstance(expr, relax.TupleGetItem) and isinstance(expr.tuple_value, relax.Call):
-                return relax.TupleGetItem(self._bound(expr.tuple_value), expr.index)
-            return expr
-
-        def _bound(self, expr: relax.Expr) -> relax.Expr:
-            if isinstance(expr, relax.Tuple):
-                return self._flat(expr)
-            if not isinstance(expr, relax.Call | relax.TupleGetItem):
-                return expr
-            if expr not in self._made:
-                self._made[expr] = super().emit(self._flat(expr), self.node)
-            return self._made[expr]
-
-    class Importer(ONNXGraphImporter):
-        def __init__(self, constants: Iterable[tuple[str, Any]], shapes: Mapping[str, list[Any]], free: bool) -> None:
-            super().__init__(shape_dict=shapes, dtype_dict={})
-            self._free = free
-            self.bb = Builder()
-            self.bb.begin("")
-            self._outer: Any = None
-            self._rows: dict[str, onnx_ragged.Rows] = {}
-            self._given: list[onnx_ragged.Rows | None] = []
-            self._found: list[onnx_ragged.Rows | None] = []
-            self.lengths: dict[str, tuple[int, str]] = {}
-            self._nodes.update((name, relax.const(tensor_of(array))) for name, array in constants)
-
-        def _check_for_unsupported_ops(self, graph: Any) -> None:
-            """Done before, with our own converters counted in."""
-
-        def _construct_nodes(self, graph: Any) -> None:
-            if self._outer is not None:  # a branch of the node at hand
-                super()._construct_nodes(graph)
-                return
-            self._outer = graph
-            for place, node in enumerate(graph.node):
-                self.bb.begin(variable_name(place, node.op_type))
-                self._given, self._found = [self._rows.get(name) for name in node.input], []
-                super()._construct_nodes(SimpleNamespace(node=[node]))
-                self._rows.update((name, rows) for name, rows in zip(node.output, self._found, strict=False) if rows)
-                for output in node.output:
-                    value = self._nodes.get(output)
-                    if isinstance(value, relax.Call) and isinstance(value.ty, relax.TensorType):
-                        self._nodes[output] = self.bb.emit(value)
-            self.bb.begin("")
-            self._count_outputs(graph)
-
-        def _count_outputs(self, graph: Any) -> None:
-            """Outputs of which the numbers say how many there are come with one that says it."""
-            named: dict[Any, str] = {}
-            for name in [output.name for output in graph.output]:
-                rows = self._rows.get(name)
-                if rows is None:
-                    continue
-                if rows.count not in named:
-                    named[rows.count] = _unused(f"{name}/length", {output.name for output in graph.output})
-                    self._nodes[named[rows.count]] = rows.count
-                    graph.output.add(name=named[rows.count])
-                self.lengths[name] = rows.axis, named[rows.count]
-
-        def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
-            finish: onnx_same.Finish | None = None
-            attrs["tvm_custom"]["opset"] = opset
-            try:
-                if self._free:
-                    onnx_agreement.check(op_name, inputs, attrs)
-                    inputs, attrs, finish = onnx_same.padded(self.bb, op_name, inputs, attrs)
-                if any(self._given):
-                    inputs = onnx_ragged.inside(self.bb, op_name, inputs, self._given)
-                elif op_name in onnx_selection.SELECTIONS:
-                    return self._selected(op_name, inputs, attrs)
-                ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
-                if ours is None and op_name in CONVERTERS:
-                    ours = CONVERTERS[op_name](self.bb, inputs, attrs)
-                if isinstance(ours, onnx_sizes.Sizes):
-                    return ours
-                made = super()._convert_operator(op_name, inputs, attrs, opset) if ours is None else \
-                    self.bb.normalize(ours)
-                made = made if finish is None else finish(made)
-                if self._free:
-                    onnx_agreement.check_result(op_name, made)
-                if any(self._given):
-                    types = getattr(made.ty, "fields", None) or [made.ty]
-                    given = list(zip(inputs, self._given, strict=True))
-                    self._found = onnx_ragged.follow(op_name, given, attrs, types, opset)
-                return made
-            except _NEEDS:
-                raise
-            except Exception as error:
-                node = attrs["tvm_custom"]["name"] or "an unnamed node"
-                raise ModelError(
-                    f"every node must be importable, but {op_name} ({node}) is not: {_last_line(error)}; replace it "
-                    "in the model or export it with another opset"
-                ) from error
-
-        def _selected(self, op_name: str, inputs: Any, attrs: dict[str, Any]) -> Any:
-            convert, axis = onnx_selection.SELECTIONS[op_name]
-            given = [onnx_sizes.as_tensor(self.bb, each.values.reshape(-1)[0]) if isinstance(each, onnx_sizes.Sizes)
-                     else each for each in inputs]
-            made, count = convert(self.bb, given, attrs)
-            self._found = [onnx_ragged.Rows(axis, self.bb.emit(count), op_name)]
-            return self.bb.emit(made)
-
-    return Importer
-
-
-def _unused(name: str, names: Container[str]) -> str:
-    while name in names:
-        name += "_"
-    return name
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else type(error).__name__

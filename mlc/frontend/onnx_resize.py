@@ -1,5 +1,5 @@
-"""ONNX ``Resize``: one image operator where its scale is that of the sizes, else axis by axis: rows taken, or a product
-with the constant matrix that an interpolation along an axis is.
+"""ONNX ``Resize``: one image operator where its scale is the ratio of the sizes; otherwise axis by axis, as a gather of
+rows or as a product with the constant matrix of the interpolation.
 
 TVM's converter reads the scale off the sizes, which ``floor(size * scale)`` seldom has (7 pixels times 1.5 are 10), and
 passes over the scales of batches and channels, ``axes``, ``antialias`` and ``keep_aspect_ratio_policy``.
@@ -220,8 +220,7 @@ def _smoothed(
     bb: Any, x: Any, axis: int, extents: tuple[Any, Any], scale: Fraction | None, how: tuple[str, str, str],
     attrs: Mapping[str, Any],
 ) -> Any:
-    """As :func:`_along`, with a kernel that is as much wider as the axis shrinks, if it does: a sum over as many
-    elements as the call's sizes say."""
+    """:func:`_along` with antialiasing: the kernel is wider by the factor by which the axis shrinks."""
     from tvm import te, tirx
 
     method, mode, _ = how
@@ -267,7 +266,7 @@ def _smoothed(
 
 
 def _kernel(distance: Any, method: str, a: float, dtype: str) -> Any:
-    """What an element at a distance gives."""
+    """The interpolation weight at a distance."""
     from tvm import tirx
 
     def number(value: float) -> Any:
@@ -310,8 +309,8 @@ def _rounded(place: Any, whole: Any, rounding: str) -> Any:
 
 
 def _cubic(part: Any, a: float) -> list[Any]:
-    """What the two elements before and the two after a place give to it, which lies a ``part`` of the way between the
-    inner ones."""
+    """The cubic interpolation weights of the two elements before and the two after a position, at the fraction ``part``
+    between the inner two."""
     def number(value: float) -> Any:
         from tvm import tirx
 
@@ -365,7 +364,7 @@ def _numbers(expr: Any) -> np.ndarray | None:
 
 
 def _places(axis: _Axis, mode: str, dtype: str) -> np.ndarray:
-    """Where along the axis each of the new elements comes from, in the arithmetic of a type."""
+    """The source position of each new element along the axis, in the arithmetic of a type."""
     old, new, scale = axis.old, axis.new, np.dtype(dtype).type(axis.scale)
     i = np.arange(new, dtype=dtype)
     if mode == "align_corners":
@@ -427,7 +426,7 @@ def _mixed(bb: Any, x: Any, number: int, near: np.ndarray, parts: np.ndarray) ->
 
 
 def _weights(axis: _Axis, places: np.ndarray, method: str, smooth: bool, attrs: Mapping[str, Any]) -> np.ndarray:
-    """What each of the new elements takes of each old one, (new, old)."""
+    """The interpolation matrix (new, old)."""
     near, parts = _taps(axis, places, method, smooth, attrs)
     matrix = np.zeros((axis.new, axis.old))
     rows = np.broadcast_to(np.arange(axis.new)[:, None], near.shape)

@@ -1,8 +1,8 @@
-"""Operators that choose some of what they are given: how many, the numbers say.
+"""Operators that select some of their elements (``NonZero``, ``Compress``, ...): the data decide how many.
 
-Each gives a tensor of as many places as there may be, behind whose chosen ones zeros stand, and their number. A zero is
-a place like any other, so that whatever reads there finds something; :mod:`mlc.frontend.onnx_ragged` follows the number
-to the model's outputs.
+Each returns a tensor of the largest possible length, zeros behind the selected positions, and the actual count. Zero is
+a valid position, so reading at the padding is safe; :mod:`mlc.frontend.onnx_dynamic_lengths` carries the count to the
+model's outputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sequences and optionals whose lengths are known: lists of names while a graph is read, of which nothing is left.
+"""Sequences and optionals of known length inside a graph: they become lists of tensor names while the graph is read.
 
 What makes them stays a node until nobody reads it; what takes tensors out of them becomes nodes of these tensors.
 """
@@ -51,19 +51,20 @@ def resolved(
 
 
 class _Reader:
-    """What sequences and optionals hold, node by node."""
+    """Tracks the contents of sequences and optionals, node by node."""
 
     def __init__(self) -> None:
         self._sequences: dict[str, Held] = {}
         self._optionals: dict[str, str | None] = {}
 
     def read(self, nodes: Nodes) -> Callable[[Nodes], list[str]] | None:
-        """What a node of tensors becomes; None for one that makes a sequence, which is noted, and for any other."""
+        """The replacement of a node that produces tensors; None for one that produces a sequence, which is recorded,
+        and for others."""
         rule = _KINDS.get(nodes.node.op_type)
         return rule(self, nodes) if rule is not None else None
 
     def held(self, name: str) -> list[Held | None]:
-        """What a sequence or an optional holds, where it is known; None of one that holds nothing."""
+        """The contents of a sequence or an optional, if known; None for an empty optional."""
         if name in self._sequences:
             return [self._sequences[name]]
         if name in self._optionals:

@@ -80,7 +80,7 @@ def stft(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _matrix(given: int, points: int, parts: int, inverse: bool, onesided: bool) -> np.ndarray:
-    """What a transform over ``points`` makes of the units of ``given`` numbers of ``parts`` each: a row for each."""
+    """The matrix of a transform over ``points``, of ``given`` numbers with ``parts`` each: a row for each input."""
     if max(given, points) > _LONGEST:
         raise ValueError(f"a transform must have at most {_LONGEST} points, got {max(given, points)}")
     units = np.eye(given * parts).reshape(given * parts, given, parts)

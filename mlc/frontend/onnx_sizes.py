@@ -1,4 +1,5 @@
-"""Nodes that compute sizes: with free dimensions, what ``Shape``, ``Gather``, ``Concat`` make are expressions.
+"""Nodes that compute sizes: with free dimensions, the results of ``Shape``, ``Gather`` and ``Concat`` are symbolic
+expressions.
 
 While such a graph is imported, whole numbers that depend on a shape are :class:`Sizes`, never tensors. Arithmetic on
 them happens here; what takes a shape reads it from them. With

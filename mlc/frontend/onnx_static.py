@@ -1,4 +1,4 @@
-"""Make an ONNX graph static: fix its input shapes, fold what depends on shapes and constants alone, drop the rest.
+"""Prepares an ONNX graph for import: fixes input shapes, folds constants and shape computations, drops unused nodes.
 
 Dimensions that calls decide stay symbols; what follows from them is left for :mod:`mlc.frontend.onnx_sizes`.
 """

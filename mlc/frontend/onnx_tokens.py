@@ -1,4 +1,4 @@
-"""Which tokens a call of attention is about: numbers, or what the nodes of a graph compute where sizes are free."""
+"""The numbers of past and new tokens in a call of attention: constants, or expressions where sizes are free."""
 
 from __future__ import annotations
 

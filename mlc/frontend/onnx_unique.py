@@ -1,4 +1,4 @@
-"""``Unique``: a stable sort, where its runs begin, and as many results as there are of these."""
+"""``Unique`` as a stable sort: the result has one element for each run of equal elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What converters ask of a node's inputs and attributes, as TVM's importer hands them over."""
+"""Accessors to a node's inputs and attributes, as TVM's importer passes them to converters."""
 
 from __future__ import annotations
 

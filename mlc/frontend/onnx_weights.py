@@ -1,4 +1,4 @@
-"""Large weights of an ONNX model outside of its message.
+"""Large weights of an ONNX model, kept outside of its protobuf message.
 
 A protobuf message holds the bytes of its tensors, parsing makes a copy of them, and so does each look at ``raw_data``.
 Here the message is read without them: a file's large initializers, whether they lie in it or in others beside it, are

@@ -1,7 +1,7 @@
-"""Which nodes of the user's model the bindings of an imported module come from.
+"""Which nodes of the user's model the bindings of an imported module originate from.
 
 The variable of a node's result is named after the node's place in the imported graph, ``n12_Conv``. Passes keep names,
-or add a number to keep them apart, so that names are where an origin survives; :mod:`mlc.graph.origins` reads them.
+or add a number to keep them apart, so that names are where an origin survives; :mod:`mlc.graph.ir.origins` reads them.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What operators are in ONNX that PyTorch has no translation of."""
+    """ONNX translations of operators that PyTorch's exporter lacks."""
     import torch
 
     from mlc.frontend.torch_experts import expert_translations

@@ -1,4 +1,4 @@
-"""Turn arithmetic on shapes that importers leave in a module into constants.
+"""Folds arithmetic on shapes that importers leave in a module into constants.
 
 TVM's converters normalise a negative index with ``take(shape_to_tensor(shape_of(data)), axis)`` even where ``data`` is
 static; compiled, that is a chain of tiny kernels on the hot path.

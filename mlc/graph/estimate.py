@@ -1,4 +1,4 @@
-"""What kernels cost by arithmetic alone: the prices of the graph where nobody has measured.
+"""Analytic cost estimates of kernels: the prices that graph passes use where nothing was measured.
 
 Rates are those of :mod:`cost_model.machine`; only ratios between alternatives matter here. What a convolution in blocks
 costs is its algorithm's to say (:mod:`mlc.graph.algorithms`).
@@ -72,7 +72,7 @@ class Convolution:
 
     @property
     def image_bytes(self) -> float:
-        """What is read and written, weights left out."""
+        """The bytes read and written, without weights."""
         values = self.channels * math.prod(self.size) + self.filters * math.prod(self.out)
         return float(self.element * self.n * values)
 

@@ -1,4 +1,8 @@
-"""The graph pipeline: simplify, choose layouts, pack weights, lower and fuse."""
+"""The graph pipeline: all passes from an imported Relax module to calls of fused tensor functions, in order.
+
+:func:`lower` is the entry point: :func:`prepare` (precision, simplification), the search for substitutions, and
+:func:`lowering` (layouts, packed weights, kernels, fusion).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.channels_last import ChannelsLast
 from mlc.graph.layout.packing import PackWeights
-from mlc.graph.layout.turned import TurnWeights
+from mlc.graph.layout.transposed_weights import TransposeWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
 from mlc.graph.lowering.extremes import JoinExtremes
@@ -46,10 +50,10 @@ from mlc.target import Target
 
 __all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "prepare", "simplified"]
 
-#: one round of simplification; rounds repeat until nothing changes
+#: one round of simplification; :func:`simplified` repeats rounds until nothing changes
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.DropIdentities,
-    simplify.FillReductionsOfNothing,
+    simplify.FoldEmptyReductions,
     simplify.FoldConstants,
     simplify.UnstackReductions,
     simplify.RecogniseGelu,
@@ -76,7 +80,7 @@ _MAX_ROUNDS = 8
 
 
 def simplified(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module after as many rounds of :data:`SIMPLIFY` as change something."""
+    """Apply :data:`SIMPLIFY` until nothing changes, at most :data:`_MAX_ROUNDS` times."""
     for _ in range(_MAX_ROUNDS):
         before = mod
         for each in SIMPLIFY:
@@ -90,12 +94,12 @@ Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_leve
 
 
 def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`lower` runs before substitutions, and on what they make."""
+    """The passes of :func:`lower` before the search for substitutions, which are also run on each graph it finds."""
     return (
         transform.ConvertToDataflow(),
         LowerRecurrent(target),
         transform.CanonicalizeBindings(),
-        # before too, since what 16-bit floats a model has is lost where it converts them for a weight of float32
+        # here already: which activations are 16-bit floats is lost where a model converts them for a float32 weight
         *(() if target.kind == "llvm" else (precision.WeightOnlyProducts(target, options, converted=True),)),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.DynamicQuantisation(target),
@@ -103,7 +107,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         precision.WeightOnlyProducts(target, options),
         Simplify,
         *((simplify.SinkQuantised,) if target.kind == "cuda" else ()),
-        simplify.ShareCommon,
+        simplify.EliminateCommonSubexpressions,
     )
 
 
@@ -111,19 +115,18 @@ def lowering(
     target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS, *,
     notify: Callable[[Task], None] | None = None, filters: MutableMapping[int, Filters] | None = None,
 ) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`lower` runs on the graph that is taken; ``notify`` and ``filters`` are as for
-    :func:`ChooseKernels`."""
+    """The passes of :func:`lower` on the chosen graph; ``notify`` and ``filters`` are for :func:`ChooseKernels`."""
     return (
         simplify.ShareConcats,
         precision.RoundConstants(options),
         precision.NarrowOperands(
-            target, options, (simplify.DropIdentities, simplify.ShareCommon, simplify.SinkMovement)
+            target, options, (simplify.DropIdentities, simplify.EliminateCommonSubexpressions, simplify.SinkMovement)
         ),
         FuseAttention(target),
         BlockedLayouts(target, options),
         ChannelsLast(target, options),
         PackWeights(target, options),
-        TurnWeights(target),
+        TransposeWeights(target),
         simplify.MergeMovement,
         PlaceHeads(target),
         LowerInnerReshapes,
@@ -132,8 +135,10 @@ def lowering(
         DispatchScans(target),
         Legalise(target),
         PlaceSlices(target),
-        transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
-        UnpackWeights(target, options),  # nor sooner: it would unpack them
+        # not after PlaceConcats, since it would undo the copy of a constant into a concatenation
+        transform.FoldConstant(),
+        # not before FoldConstant, which would fold the unpacking of constant weights
+        UnpackWeights(target, options),
         precision.AllowTensorFloat(options),
         PlaceConcats(target),
         PlaceAppends,
@@ -149,7 +154,7 @@ def lowering(
 def passes(
     target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS
 ) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`lower` runs without substitutions, in order."""
+    """All passes of :func:`lower` without substitutions, in order."""
     return (*prepare(target, options), *lowering(target, price, options))
 
 
@@ -157,10 +162,10 @@ def passes(
 class Lowered:
     """A model as calls of fused tensor functions.
 
-    ``main`` of ``module`` holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``alternatives`` are the
-    tasks that were weighed against each other; ``weight`` is how often the model would run each. ``origins`` are the
-    model's nodes that the calls come from, by their places (:mod:`mlc.frontend.origins`). ``filters`` are what
-    transformed weights of 16 bits are made of, by the addresses of the constants.
+    ``main`` of ``module`` contains only ``call_tir``, ``reshape`` (a view), tuples and constants. ``alternatives`` are
+    tasks that were compared with each other; their ``weight`` is how often the model would call each. ``origins`` are
+    the model's nodes that each call computes, by their positions (:mod:`mlc.frontend.origins`). ``filters`` are the
+    untransformed 16-bit filters of transformed weights, by the addresses of the constants.
     """
 
     module: tvm.IRModule
@@ -171,11 +176,11 @@ class Lowered:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """What the module calls; see :func:`mlc.graph.tasks.extract_tasks`."""
+        """The tasks that the module calls; see :func:`mlc.graph.tasks.extract_tasks`."""
         return extract_tasks(self.module, self.target)
 
     def with_alternatives(self) -> list[Task]:
-        """:attr:`tasks` and after them what the module might call instead."""
+        """:attr:`tasks`, followed by the alternatives that the module might call instead."""
         return with_alternatives(self.tasks, self.alternatives)
 
 
@@ -185,12 +190,13 @@ def lower(
 ) -> Lowered:
     """Lower ``mod`` to calls of fused tensor functions.
 
-    ``price`` gives the seconds of a task, None where it is not known; alternatives without prices are chosen by an
-    analytic estimate. ``options`` confine the choices; left out, the settings say what they are. ``substitutions`` are
-    the rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module
-    as text after each pass; left out, ``MLC_DUMP_DIR`` says. Where sizes are free (:func:`mlc.sizes.free_sizes`), a
-    rule is applied if it holds for all of them, and graphs are priced at the usual ones. Raises
-    :class:`mlc.errors.ModelError` for control flow and for shapes that depend on data, and
+    ``price`` returns the seconds of a task, or None if unknown; alternatives without prices are chosen by an analytic
+    estimate. ``options`` restrict the choices (default: those of the environment's settings). ``substitutions`` are the
+    rules that may replace the model's graph (default: none). ``dump`` names a folder to write the module to, as text,
+    after each pass (default: ``MLC_DUMP_DIR``). If sizes are free (:func:`mlc.sizes.free_sizes`), a rule is applied
+    only if it holds for all of them, and graphs are priced at the usual sizes.
+
+    Raises :class:`mlc.errors.ModelError` for control flow and data-dependent shapes, and
     :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
@@ -198,9 +204,9 @@ def lower(
     check_options(options)
     precision.check_precision(options, target)
     free = free_sizes(mod)
-    check_straight_line(mod)  # what passes raise loses its type on the way through TVM
+    check_straight_line(mod)  # here, since an exception that a pass raises loses its type on its way through TVM
     nodes = NodeGraph.of(mod)
-    graphs: list[Lowered] = []  # with substitutions, of several graphs
+    graphs: list[Lowered] = []  # several, with substitutions
 
     def run(mod: tvm.IRModule, each: tuple[tvm.transform.Pass, ...], first: int = 0) -> tvm.IRModule:
         for index, step in enumerate(each, first):
@@ -232,7 +238,7 @@ def optimise(
     mod: tvm.IRModule, target: Target, price: Price | None = None, options: CompileOptions | None = None, *,
     substitutions: Substitutions | None = None, dump: str | Path | None = None,
 ) -> tvm.IRModule:
-    """The module of :func:`lower`."""
+    """The ``module`` of :func:`lower`."""
     return lower(mod, target, price, options, substitutions=substitutions, dump=dump).module
 
 

@@ -1,4 +1,4 @@
-"""Which product a task computes, read from its blocks."""
+"""Which matrix product or convolution a task computes, read from its blocks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A task: one fused tensor function, the target it is built for, and how often the model runs it.
+"""A task: one fused tensor function, the target it is built for, and how often the model calls it.
 
-Two notions of being equal are kept apart. Functions of an equal *key* are scheduled alike: they differ at most in the
-numbers that elements are computed with (:mod:`mlc.graph.ir.immediates`), so that one is tuned for all. Functions of an
-equal *identity* compute the same: they alone may share code.
+Two kinds of equality are distinguished. Functions with equal *keys* are scheduled alike: they differ at most in
+constants that a schedule does not depend on (:mod:`mlc.graph.ir.immediates`), so that one is tuned for all. Functions
+with equal *identities* compute the same, and only these may share code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import tvm_ffi
 from tvm import tirx
 
 from mlc.graph.ir.immediates import without_immediates
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.shapes import Free
 from mlc.sizes import scope
 from mlc.target import Target
-from schedules.flat import FLAT, flattened
+from schedules.flatten_spatial import FLAT, flattened
 from schedules.free import SIZES, variables
 from schedules.merged import MERGED
 
@@ -36,12 +36,12 @@ _MOST_MASKED = 1 << 14
 
 @dataclass(frozen=True)
 class Task:
-    """``func`` is normalised (see :func:`normalise`); ``weight`` counts its calls in one run of the model.
+    """``func`` is normalised (see :func:`normalise`); ``weight`` is the number of its calls in one run of the model.
 
-    Tasks with an equal ``choice`` that is not empty are alternatives: the model runs the fastest of them only.
-    ``constants`` are the positions of the parameters that are weights of the model in every call, and
-    ``constant_bytes`` the size of all weights that one run of the model reads: so much passes through the caches
-    before a weight is read again. Neither is part of the key.
+    Tasks with an equal, nonempty ``choice`` are alternatives: the model runs only the fastest of them. ``constants``
+    are the positions of the parameters that are weights of the model in every call, and ``constant_bytes`` is the size
+    of all weights that one run of the model reads, which is how much passes through the caches before a weight is read
+    again. Neither is part of the key.
     """
 
     name: str
@@ -54,19 +54,18 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        """Equal for functions that are scheduled alike on equal targets under equal versions; what the log is keyed by.
-        """
+        """The log's key: equal for functions that are scheduled alike on equal targets with equal versions."""
         return task_key(self.func, self.target)
 
     @cached_property
     def identity(self) -> str:
-        """Equal for functions that compute the same, on equal targets under equal versions."""
+        """Equal for functions that compute the same, on equal targets with equal versions."""
         return function_key(self.func, self.target)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys under which logs may have records of the task, the present one first: numbers were part of the key
-        once."""
+        """The keys under which logs may have records of the task, the current one first: constants used to be part of
+        the key."""
         return tuple(dict.fromkeys((self.key, self.identity)))
 
     def with_weight(self, weight: int) -> Task:
@@ -78,11 +77,11 @@ class Task:
 
 
 def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> tirx.PrimFunc:
-    """The function without names and attributes that do not change its meaning, with 32-bit indices where they fit.
+    """Remove names and attributes that do not change the function's meaning, and use 32-bit indices where they fit.
 
-    ``free`` are the sizes that a call decides, by the names of their variables; those of the function become an
-    attribute of it, :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become
-    one axis where nothing depends on which pixels are neighbours (:mod:`schedules.flat`).
+    ``free`` are the free sizes by the names of their variables; those of the function become its attribute
+    :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become one axis if nothing
+    depends on which pixels are neighbours (:mod:`schedules.flatten_spatial`).
     """
     with scope(free or {}):
         func = narrowed(func)
@@ -97,9 +96,10 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
 
 
 def task_key(func: tirx.PrimFunc, target: Target) -> str:
-    """``<structural hash>-<target>-<versions>`` of what a schedule depends on; stable across processes and machines.
+    """``<structural hash>-<target>-<versions>`` of everything that a schedule depends on; stable across processes and
+    machines.
 
-    It is the :func:`function_key` where a function has no numbers that are mere data.
+    Equal to :func:`function_key` if the function has no constants that are ignored.
     """
     whole = _hash(func)
     if whole not in _MASKED:
@@ -110,7 +110,7 @@ def task_key(func: tirx.PrimFunc, target: Target) -> str:
 
 
 def function_key(func: tirx.PrimFunc, target: Target) -> str:
-    """The key of what a function computes, numbers included, in the form of :func:`task_key`."""
+    """The key of what a function computes, constants included, in the format of :func:`task_key`."""
     return _key(_hash(func), target)
 
 
@@ -124,7 +124,7 @@ def _key(digest: int, target: Target) -> str:
 
 @lru_cache(maxsize=1)
 def versions() -> str:
-    """The versions under which a schedule means the same: TVM's and LLVM's."""
+    """The versions within which a schedule keeps its meaning: TVM's and LLVM's."""
     return f"tvm{tvm.__version__}-llvm{tvm.target.codegen.llvm_version_major(allow_none=True)}"
 
 

@@ -1,4 +1,4 @@
-"""Which tensor functions a module calls: what there is to tune."""
+"""The tasks of a lowered module: which tensor functions it calls, and how often."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERIAL = re.compile(r"(?<=[1-3]d)\d+$|(?<=\dx\d)\d+$|(?<=[a-z])(?<![1-3]d)(?<!\
 
 
 def human_name(symbol: str) -> str:
-    """A function's name without the numbers that only keep it apart: ``fused_conv2d10_add6 --> fused_conv2d_add``."""
+    """A function's name without the numbers that only make it unique: ``fused_conv2d10_add6 --> fused_conv2d_add``."""
     parts = [_SERIAL.sub("", part) for part in symbol.split("_")]
     name = "_".join(part for part in parts if part and not part.isdigit())
     return name if len(name) <= _LONG else "_".join(dict.fromkeys(name.split("_")))
@@ -37,7 +37,7 @@ def human_name(symbol: str) -> str:
 
 @dataclass
 class _Calls:
-    """How often ``main`` calls a function, and which arguments are constants in every call."""
+    """How often ``main`` calls a function, and which of its arguments are constant in every call."""
 
     count: int
     constants: frozenset[int]
@@ -75,9 +75,9 @@ class Called:
 
 
 def called_functions(mod: tvm.IRModule, target: Target) -> list[Called]:
-    """The distinct tensor functions that ``main`` calls, in the order of first calls.
+    """The distinct tensor functions that ``main`` calls, in the order of their first calls.
 
-    Only what computes the same is one function: numbers count, too.
+    Functions are the same only if they compute the same, constants included.
     """
     found = _distinct(mod, target)
     names = {task.key: task.name for task in _merged((each.task, each.calls) for each in found)}
@@ -86,11 +86,10 @@ def called_functions(mod: tvm.IRModule, target: Target) -> list[Called]:
 
 
 def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
-    """One task for each tensor function that ``main`` calls and that is scheduled unlike the others, in the order of
-    first calls.
+    """One task for each group of called tensor functions that are scheduled alike, in the order of their first calls.
 
-    Functions of an equal key are one task whatever they are called in the module; ``weight`` counts the calls of all of
-    them. Names are unique: the second ``fused_conv2d_add`` is ``fused_conv2d_add_2``.
+    Functions with equal keys are one task, whatever they are called in the module; ``weight`` is the number of all of
+    their calls. Names are unique: the second ``fused_conv2d_add`` is ``fused_conv2d_add_2``.
     """
     return _merged((each.task, each.calls) for each in _distinct(mod, target))
 
@@ -132,7 +131,7 @@ def _are_equal(one: tirx.PrimFunc, other: tirx.PrimFunc) -> bool:
 
 
 def _merged(functions: Iterable[tuple[Task, _Calls]]) -> list[Task]:
-    """Functions of equal keys as one task."""
+    """Merge functions with equal keys into one task."""
     found: dict[str, tuple[Task, _Calls]] = {}
     for task, calls in functions:
         known = found.get(task.key)
@@ -145,7 +144,7 @@ def _weighed(task: Task, calls: _Calls) -> Task:
 
 
 def combined(tasks: Iterable[Task]) -> list[Task]:
-    """Tasks of equal keys as one that weighs what they weigh together, in the order of their first appearance."""
+    """Merge tasks with equal keys, adding up their weights, in the order of their first appearance."""
     found: dict[str, Task] = {}
     for task in tasks:
         key = task.key
@@ -154,9 +153,9 @@ def combined(tasks: Iterable[Task]) -> list[Task]:
 
 
 def with_alternatives(tasks: Sequence[Task], alternatives: Iterable[Task]) -> list[Task]:
-    """``tasks`` of a module and after them what it might call instead: the other tasks of their choices.
+    """``tasks`` of a module, followed by the alternatives that it might call instead.
 
-    ``alternatives`` are the tasks that :func:`mlc.graph.lowering.select.ChooseKernels` weighed against each other.
+    ``alternatives`` are the tasks that :func:`mlc.graph.lowering.select.ChooseKernels` compared with each other.
     """
     asked = {task.key: task for task in alternatives}
     taken = [task.competing(asked[task.key].choice) if task.key in asked else task for task in tasks]

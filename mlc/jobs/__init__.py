@@ -1,1 +1,1 @@
-"""Many models tuned for many targets, as a file says: what is in it, how it runs, what it has brought."""
+"""Jobs files: many models tuned for many targets."""

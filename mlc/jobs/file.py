@@ -1,4 +1,4 @@
-"""The jobs file: TOML that names models, targets, budgets and priorities. What is wrong in it is named with its line.
+"""Parses and validates a jobs file: TOML with models, targets, budgets and priorities. Errors name the line.
 
 ::
 
@@ -89,7 +89,7 @@ class Jobs:
 
     @property
     def results(self) -> Path:
-        """What the targets have brought, as JSON."""
+        """The results of the targets, as JSON."""
         return self.report.with_suffix(".json")
 
     def identity(self, target: JobTarget) -> str:

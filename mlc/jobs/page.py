@@ -1,4 +1,4 @@
-"""What jobs have brought: one table, and one HTML page with it, how tuning went, and who measured."""
+"""The results of jobs: a table, and an HTML page with it, the tuning curves, and the devices."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _target(result: TargetResult) -> Iterable[str]:
 
 
 def _records(result: TargetResult) -> tuple[list[Record], list[Session]]:
-    """What the log has of the tasks, and its runs; nothing where it is gone."""
+    """The log's records of the tasks, and its runs; empty if the log is gone."""
     try:
         with TuningLog(Path(result.log), readonly=True) as log:
             return [record for key in result.tasks for record in log.records(key)

@@ -1,4 +1,4 @@
-"""Jobs run one target after the other; those whose devices are missing wait for the others, or are left out.
+"""Runs jobs, one target after another; targets whose devices are missing are postponed or skipped.
 
 What each target has brought is written beside the page as soon as it is known, so that an interrupted run goes on where
 it was: a target that is done is not begun again, and one that is not goes on with its budget, from what its log has.
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from mlc.artifact.compare import in_turn
-from mlc.artifact.features import lacking
+from mlc.artifact.cpu_features import lacking
 from mlc.compilation import Compilation, tune_together
 from mlc.config import user_log_path
 from mlc.errors import MeasureError, MlcError, ModelError, UsageError
@@ -31,8 +31,8 @@ from mlc.measure.fleet import DeviceStatus
 from mlc.target import Target, resolve
 from mlc.tuning import TuneOptions, TuneReport
 from mlc.tuning.devices import Measuring, devices
+from mlc.tuning.early_abort import HopelessRun
 from mlc.tuning.events import BatchMeasured, Event, FleetChanged, Listener
-from mlc.tuning.hopeless import HopelessRun
 
 __all__ = ["ModelGain", "Plan", "TargetResult", "known_results", "plan", "run"]
 
@@ -356,7 +356,7 @@ class _Run:
         )
 
     def _devices(self, job: JobTarget) -> Measuring:
-        """What measures for a target; the devices of the target before where they are the same."""
+        """The devices that measure for a target; those of the previous target if they are the same."""
         if self._reached is None or self._reached[0] != job.executor:
             self._leave()
             # the fleet tells of its devices for as long as it is there, in whichever run that is
@@ -401,7 +401,7 @@ def _whole(compilation: Compilation, path: Path) -> tuple[float, float] | None:
 
 
 def _shared(keys: Sequence[set[str]]) -> set[str]:
-    """What several of the sets have."""
+    """The elements that several of the sets contain."""
     return {key for i, own in enumerate(keys) for key in own if any(key in other for other in keys[:i])}
 
 

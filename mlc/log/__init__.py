@@ -1,4 +1,4 @@
-"""The tuning log: append-only facts about candidates, safe against kills, torn files and other versions."""
+"""The tuning log: append-only records of measured candidates, safe against crashes, torn files and other versions."""
 
 from mlc.log.check import CheckReport, check, salvage
 from mlc.log.exchange import Exchange, export_jsonl, import_jsonl, merge

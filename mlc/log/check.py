@@ -1,4 +1,4 @@
-"""Is a log file whole, and what can be saved of one that is not.
+"""Checks that a log file is intact, and salvages what can be read of one that is not.
 
 Every record carries the digest of its content, so each one that is read back is known to be as it was written.
 """
@@ -89,7 +89,7 @@ def salvage(path: str | Path, out: str | Path) -> CheckReport:
 
 
 def _structure(source: Path) -> list[str]:
-    """What SQLite finds wrong with the file, empty for nothing."""
+    """SQLite's findings about the file's structure, empty for none."""
     try:
         with TuningLog(source, readonly=True) as log:
             lines = log.integrity()

@@ -1,4 +1,4 @@
-"""A record as text and back. Nothing that is read is ever executed, and nothing of the wrong type is let in."""
+"""Records as text and back. Nothing that is read is executed, and values of a wrong type are rejected."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def parse_text(text: str) -> Record:
 
 
 def _with_named(record: Record) -> dict[str, str]:
-    """What is stored as ``extra``: the fields that have a name there among them."""
+    """Move fields that are stored under ``extra``, but have a name, to that name."""
     extra = dict(record.extra)
     for name, field, written, _ in _NAMED:
         if name in extra:

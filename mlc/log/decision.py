@@ -1,4 +1,4 @@
-"""Which graph of a model a tuning run decided for: one small JSON text for each model and target in the log's state."""
+"""Which graph of a model a tuning run decided for: a small JSON text per model and target in the log's state."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class GraphDecision:
 
 
 class States(Protocol):
-    """What has named blobs."""
+    """A store of named blobs."""
 
     def get_state(self, name: str) -> bytes | None: ...
 
 
 def decision_of(log: States, subject: str) -> GraphDecision | None:
-    """What a log says of a subject; None where that is nothing, or nothing that this mlc can read."""
+    """The log's decision about a subject; None if there is none, or none that this version can read."""
     try:
         return parse_decision((log.get_state(PREFIX + subject) or b"").decode())
     except (codec.MalformedRecord, UnicodeDecodeError):

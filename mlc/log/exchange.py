@@ -1,4 +1,4 @@
-"""Logs in and out: JSON lines for people and other tools, and merging without duplicates."""
+"""Export and import of logs as JSON lines, and merging without duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several logs read as one: the user's own over those that ship with mlc."""
+"""Several logs read as one: the user's own over the shipped ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums of the files that ship: ``tuning_logs/checksums.json``, from ``<folder>/<file>`` to the SHA-256 of it.
+"""Checksums of the shipped files: ``tuning_logs/checksums.json``, from ``<folder>/<file>`` to its SHA-256.
 
 The tools that write such a file note its checksum, whoever reads one compares. A file that is not listed was put there
 by hand, and is taken as it is.

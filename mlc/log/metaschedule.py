@@ -1,4 +1,4 @@
-"""Our log as the JSON database of TVM's MetaSchedule and back, so that what one has tuned speeds up the other.
+"""Conversion between mlc's log and the JSON database of TVM's MetaSchedule.
 
 What carries over: schedules of functions that both graphs contain, with their measured times. Plain TVM looks a
 function up as its own passes leave it, with 64-bit indices and an operator pattern among its attributes, while our
@@ -32,11 +32,11 @@ from mlc.log.record import Record
 from mlc.log.store import TuningLog
 from mlc.log.workload import Workload
 from mlc.target import Target
-from schedules.growth import check_inlining
 from schedules.language import parse_trace
-from schedules.objects import check_graph
+from schedules.size_limits import check_inlining
 from schedules.space import InvalidDecision
 from schedules.trace import replay, trace_json
+from schedules.tvm_json import check_graph
 
 __all__ = ["SPACE", "Conversion", "export_database", "import_database", "is_database"]
 
@@ -150,7 +150,7 @@ def _copy_sound(folder: Path, into: Path) -> int:
 
 
 def _functions(line: str) -> list[tirx.PrimFunc] | None:
-    """Those of a workload; None of one that must not reach TVM."""
+    """The functions of a workload; None for one that must not be handed to TVM."""
     try:
         _digest, packed = json.loads(line)
         data = base64.b64decode(packed, validate=True)
@@ -238,7 +238,7 @@ def _forms(func: tirx.PrimFunc) -> Iterator[tirx.PrimFunc]:
 
 
 def _widened(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """The inverse of :func:`mlc.graph.ir.narrow.narrowed`; None where 32-bit integers are also data."""
+    """The inverse of :func:`mlc.graph.ir.int32_indices.narrowed`; None where 32-bit integers are also data."""
     wide = from_json(to_json(func).replace('"int32"', '"int64"'))
     same = tvm_ffi.structural_hash(normalise(wide), map_free_vars=True)
     return wide if same == tvm_ffi.structural_hash(func, map_free_vars=True) else None

@@ -1,4 +1,4 @@
-"""The rows of a damaged SQLite file, read page by page without its directory.
+"""Recovers the rows of a damaged SQLite file page by page.
 
 SQLite stops at the first page that is wrong, and needs the first page to find any other. A table's leaf pages
 hold whole rows, though, so every leaf that survived gives its rows whatever happened to the rest. What is
@@ -22,7 +22,7 @@ _MAX_PAYLOAD = 64 * 1024 * 1024
 
 
 class _Torn(Exception):
-    """These bytes are not a row."""
+    """Raised for bytes that are not a row."""
 
 
 def raw_rows(path: Path, page_size: int) -> Iterator[tuple[Value, ...]]:

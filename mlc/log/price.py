@@ -1,4 +1,4 @@
-"""What the log says a task costs: the prices that the graph's alternatives are chosen by."""
+"""Prices of tasks from the log, by which alternatives are chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log without what no longer matters: of each task the best records, and a sample of the others to learn from."""
+"""Prunes a log to the best records of each task and a sample of the others to train on."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def _kept(
 
 
 def _copy(log: TuningLog, into: TuningLog, numbers: Sequence[int]) -> int:
-    """In the order of the log, in which the last comparison is told from the earlier ones; how many."""
+    """Copy records in the log's order, which distinguishes the last comparison from earlier ones; returns how many."""
     # encoded anew: what the file says about a record is not taken on trust
     return into.append_rows([row_of(record) for record in log.records_at(numbers)])

@@ -1,4 +1,4 @@
-"""One fact in the tuning log."""
+"""A record: one measured (or failed, or untimed) candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = "a faster machine"
 
 
 class Verdict(Enum):
-    """What a comparison with the untuned default, timed in turn, said of a candidate."""
+    """The result of timing a candidate interleaved with the untuned default."""
 
     KEPT = "kept"
     REJECTED = "rejected"
@@ -28,16 +28,15 @@ class Verdict(Enum):
 class Record:
     """What happened when one candidate of one task was built and run.
 
-    ``times`` are seconds per call, one per repeat, empty on failure. ``failure`` is empty on success, else one
-    of ``build``, ``run``, ``timeout``, ``crash``, ``wrong`` and ``detail`` says more. ``decisions`` are the
-    knob values by name, ``trace`` the JSON of the schedule's trace, which replays on an equal function.
+    ``times`` are seconds per call, one per repeat, and empty on failure. ``failure`` is empty on success, else one of
+    ``build``, ``run``, ``timeout``, ``crash``, ``wrong``, with an explanation in ``detail``. ``decisions`` are the knob
+    values by name, ``trace`` is the JSON of the schedule's trace, which can be replayed on an equal function.
 
-    ``verdict`` is None for a trial and set for a candidate that was timed once more to be compared. ``code`` is the
-    hash of the machine code, ``slowness`` how many times slower than at its best the machine was meanwhile, 0 where it
-    was not disturbed, and ``made_for`` the target of a record that came with mlc, empty for all others. ``device`` is
-    the name of the one that measured, where many of ``machine`` did. ``expected`` are the seconds that arithmetic gives
-    a candidate that was compiled for a GPU and not run, whatever was found, 0 for all others. ``extra`` is what nothing
-    in mlc reads.
+    ``verdict`` is None for a trial, and set for a candidate that was timed again in a comparison. ``code`` is the hash
+    of the machine code. ``slowness`` is how many times slower than its best the machine was during the measurement, and
+    0 if it was not disturbed. ``made_for`` is the target of a shipped record, and empty for all others. ``device`` is
+    the name of the device that measured, if ``machine`` is a class of several. ``expected`` is the estimated time of a
+    candidate that was compiled for a GPU and not run, and 0 for all others. ``extra`` is not interpreted by mlc.
     """
 
     task_key: str
@@ -66,17 +65,17 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether a time counts."""
+        """Whether it has a valid time."""
         return not self.failure and bool(self.times)
 
     @property
     def untimed(self) -> bool:
-        """Whether this was compiled, found good, and not run."""
+        """Whether the candidate was compiled and accepted, but not run."""
         return not self.failure and not self.times and self.expected > 0
 
     @property
     def kept(self) -> bool:
-        """Whether this was chosen when the best of its task and the untuned default were timed in turn."""
+        """Whether this won when the best candidates of its task and the untuned default were timed interleaved."""
         return self.ok and self.verdict is Verdict.KEPT
 
     @property
@@ -86,7 +85,7 @@ class Record:
 
 
 def best_of(records: Iterable[Record]) -> Record | None:
-    """The one of a task's records, oldest first, to compile it with; see :meth:`mlc.log.LogReader.best`."""
+    """The record to compile a task with, of its records, oldest first; see :meth:`mlc.log.LogReader.best`."""
     best: Record | None = None
     for record in records:
         if not record.ok:
@@ -98,8 +97,8 @@ def best_of(records: Iterable[Record]) -> Record | None:
 
 
 def untimed_of(records: Iterable[Record]) -> Record | None:
-    """The one of a task's records, oldest first, to compile it with where none has a time: of those that were not run,
-    and did not fail when others were, the one that should take least by the latest run's reckoning."""
+    """The record to compile a task with if none has a time, of its records, oldest first: of those that were never run,
+    and did not fail on other devices, the one with the least estimated time in the latest run."""
     found: dict[tuple[str, tuple[tuple[str, int], ...]], Record] = {}
     for record in records:
         which = record.space, tuple(sorted(record.decisions.items()))

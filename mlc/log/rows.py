@@ -1,4 +1,4 @@
-"""Rows of the log's tables as facts and back. A row counts only if it is as it was written.
+"""Rows of the log's tables as records and back. A row that was altered after writing is ignored.
 
 A record's row holds its text and the digest of it; its other columns are an index, and must say what the text says. A
 session carries its checksum among its options, a named state at its beginning; those of a log that was written before

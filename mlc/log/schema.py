@@ -1,4 +1,4 @@
-"""The database file: its tables, how it is opened safely, and what each way of failing means to the user."""
+"""The database file: its tables, how it is opened safely, and what each failure means to the user."""
 
 from __future__ import annotations
 

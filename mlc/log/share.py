@@ -1,4 +1,4 @@
-"""Logs shared through a folder: on a network drive, in a repository, wherever a team has one.
+"""Sharing logs through a folder: on a network drive or in a repository.
 
 Each log has one file of its own there, which nobody else ever writes, so that there is nothing to conflict; it holds
 the runs that were made into this log, and replaces its older version as a whole. Pulling adds what the files of others
@@ -40,7 +40,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What came from how many files; ``gains`` the largest first."""
+    """The result of a pull: the records of how many files, and the ``gains``, largest first."""
 
     files: int
     exchange: Exchange

@@ -1,4 +1,4 @@
-"""Logs that ship with mlc, read for the target at hand.
+"""The logs that ship with mlc, read for the target at hand.
 
 ``tuning_logs/<family>/*.jsonl`` (or ``.db``) holds the best record of each task of the benchmark models. A family is a
 level of the x86 instruction set: where vector width and the number of vector registers agree, a schedule means the

@@ -1,4 +1,4 @@
-"""The tuning log: append-only facts in one SQLite file that several processes may write at once."""
+"""The tuning log as one SQLite file that several processes may append to at the same time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PAGE = 512  # rows fetched at once, so that a reader of a large log neither wai
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """One line of ``mlc log show``. ``best_seconds`` is infinite where nothing succeeded; what was compiled for a GPU
-    and not run has not failed."""
+    """One line of ``mlc log show``. ``best_seconds`` is infinite if nothing succeeded; a candidate that was compiled
+    for a GPU but not run does not count as failed."""
 
     task_key: str
     task_name: str
@@ -44,13 +44,13 @@ class TaskSummary:
 
 
 class LogReader(Protocol):
-    """What a compiler needs of a log; one file, or several read as one (:func:`mlc.log.layered`)."""
+    """What a build needs of a log: one file, or several read as one (:func:`mlc.log.layered`)."""
 
     def best(self, *task_keys: str) -> Record | None:
-        """The record to compile a task with, of those under any of its keys.
+        """The record to compile a task with, among those under any of its keys.
 
-        It is the one that was kept when the task's best were last timed in turn, unless something measured since
-        is clearly faster; where none were compared, the fastest.
+        It is the winner of the task's last comparison, unless something measured since is clearly faster; if nothing
+        was compared, the fastest.
         """
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
@@ -63,7 +63,7 @@ class LogReader(Protocol):
         """One summary for each task, in the order of their keys."""
 
     def get_state(self, name: str) -> bytes | None:
-        """The blob that a tuning run kept under a name, or None."""
+        """The blob that a tuning run stored under a name, or None."""
 
     def by_versions(self) -> dict[str, int]:
         """How many records there are for each TVM and LLVM; only those of the running ones can ever match."""
@@ -73,13 +73,13 @@ class LogReader(Protocol):
 
 
 class TuningLog(AbstractContextManager["TuningLog"]):
-    """One log file. A record that :meth:`append` has returned for survives any kill and any power cut.
+    """One log file. A record survives any crash and power failure once :meth:`append` has returned.
 
-    Opening creates the file and its folder unless ``readonly``. Every failure is a :class:`LogError` of one line.
-    May be used from several threads; other processes open their own.
+    Opening creates the file and its folder unless ``readonly``. Every failure is a one-line :class:`LogError`. May be
+    used from several threads; other processes open it themselves.
 
-    What is not as it was written is never handed out: it is left out, counted in :attr:`damaged`, and closing the log
-    warns of it in one line.
+    A record that is not as it was written is never returned: it is skipped and counted in :attr:`damaged`, and closing
+    the log warns about it in one line.
     """
 
     def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
@@ -102,17 +102,17 @@ class TuningLog(AbstractContextManager["TuningLog"]):
 
     @property
     def damaged(self) -> int:
-        """How many entries that were asked for so far are not as they were written."""
+        """How many of the entries read so far are not as they were written."""
         return len(self._damaged)
 
     # -- writing
 
     def append(self, records: Iterable[Record], session: Session | None = None) -> int:
-        """Store ``records`` in one transaction, durable when it returns; how many of them were new.
+        """Store ``records`` in one transaction, which is durable when this returns; returns how many were new.
 
-        A record equal in every field to a stored one is the same fact and is not stored twice, so that a
-        writer in doubt may repeat itself. ``session`` is stored in the same transaction: what a session says
-        it has spent can never disagree with the records it left.
+        A record that equals a stored one in every field is not stored twice, so that a writer that is unsure may repeat
+        itself. ``session`` is stored in the same transaction, so that a session's budget always agrees with its
+        records.
         """
         return self.append_rows([row_of(record) for record in records], session)
 
@@ -266,7 +266,7 @@ class TuningLog(AbstractContextManager["TuningLog"]):
         return dict(totals)
 
     def workload(self, task_key: str) -> Workload | None:
-        """What a task computes, None where the log does not say."""
+        """The workload of a task, None if the log does not have it."""
         return next(self._workloads(" WHERE task_key = ?", task_key), None)
 
     def workloads(self) -> Iterator[Workload]:
@@ -297,7 +297,7 @@ class TuningLog(AbstractContextManager["TuningLog"]):
         return self._rows("SELECT id, started, options, trials, seconds FROM sessions ORDER BY started, rowid")
 
     def integrity(self) -> list[str]:
-        """What SQLite finds wrong with the file's structure; empty for nothing."""
+        """SQLite's findings about the file's structure; empty for none."""
         lines = [line for (text,) in self._rows("PRAGMA integrity_check(20)") for line in str(text).splitlines()]
         return [line for line in lines if line != "ok" and not line.startswith("***")]
 
@@ -345,7 +345,7 @@ class TuningLog(AbstractContextManager["TuningLog"]):
                     yield workload
 
     def _decision(self, name: str) -> GraphDecision | None:
-        """What is kept under a name; None for what this mlc cannot read."""
+        """The blob stored under a name; None if this version cannot read it."""
         try:
             found = parse_decision((self.get_state(name) or b"").decode())
         except (codec.MalformedRecord, UnicodeDecodeError):

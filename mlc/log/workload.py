@@ -1,4 +1,4 @@
-"""What a task computes: kept beside its records, so that a log alone can train a cost model and feed other tuners.
+"""The workload of a task (its function), stored beside its records so that a log alone can train a cost model.
 
 A record holds how a function was scheduled, not the function. Its workload is stored once for each task, as TVM's own
 JSON text of the normalised function, with what of the model decides its time (which parameters are weights, and how
@@ -46,7 +46,7 @@ class Workload:
         """The task again; raises ``ValueError`` where the text is no function, or another one than the key says."""
         from mlc.graph.task import Task, from_json
         from mlc.target import Target
-        from schedules.objects import check_graph
+        from schedules.tvm_json import check_graph
 
         check_graph(self.func)
         try:

@@ -1,4 +1,5 @@
-"""The device's side of RPC: code that was built elsewhere is kept in files, checked and timed by a local measurer.
+"""The device's side of RPC: stores code that was built elsewhere in files, and checks and times it with a local
+measurer.
 
 Needs numpy and TVM's runtime library alone. What a job needs is sent once, under the digest of its bytes, and kept as
 long as there is room.
@@ -22,9 +23,9 @@ from mlc.errors import MeasureError
 from mlc.measure import wire
 from mlc.measure.data import draws
 from mlc.measure.executor import Job
-from mlc.measure.loading import Interface, interface
 from mlc.measure.local import LocalMeasurer
 from mlc.measure.measurer import MeasureRequest
+from mlc.measure.prebuilt_runner import Interface, interface
 from schedules.caches import native_caches
 
 __all__ = ["Board"]
@@ -35,8 +36,8 @@ _NAME = re.compile(r"[0-9a-f]{16,64}\.(so|npz)")
 
 
 class Board:
-    """Does jobs whose requests have the text of an :class:`mlc.measure.loading.Interface` as ``func`` and a library as
-    ``scheduled``; paths in them are names of files that :meth:`put` has taken."""
+    """Executes jobs whose requests hold the text of a :class:`mlc.measure.prebuilt_runner.Interface` as ``func`` and a
+    library as ``scheduled``; paths in them are names of files that :meth:`put` has stored."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mlc-board-"))
@@ -51,7 +52,7 @@ class Board:
         ).text()
 
     def missing(self, names: str) -> str:
-        """Those of the files that are not here, as JSON; room is made for them, and those that are here stay."""
+        """Those of the files that are not stored here, as JSON; room is made for them, and the others are kept."""
         wanted = [_checked(name) for name in json.loads(names)]
         for name in wanted:
             if name in self._files:

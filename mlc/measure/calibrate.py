@@ -1,4 +1,4 @@
-"""Measures what a machine is: its clock, its units, its caches and memory, and what a parallel loop costs to start.
+"""Measures this machine: clock rate, execution units, caches, memory, and the cost of starting a parallel loop.
 
 A few tiny kernels, each timed for some tens of milliseconds: chains of dependent instructions, independent ones, sums
 over buffers of the size of each cache. What a core has for itself, its clock, units and first two caches, one thread
@@ -25,7 +25,7 @@ import tvm
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 
-from mlc import children, threads
+from mlc import subprocesses, threads
 from mlc.calibration import Calibration, identity
 from mlc.errors import MeasureError
 from mlc.measure.machine import load_warning
@@ -92,8 +92,8 @@ def calibrate(target: Target) -> tuple[Calibration, list[Reading], str]:
     Raises :class:`MeasureError` where the process fails.
     """
     busy = load_warning()
-    command = children.command("mlc.measure.calibrate", target.attrs)
-    environment = children.environment(**threads.environment(target.threads))
+    command = subprocesses.command("mlc.measure.calibrate", target.attrs)
+    environment = subprocesses.environment(**threads.environment(target.threads))
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE, env=environment)
         found = [Reading(**fields) for fields in json.loads(done.stdout)]
@@ -193,10 +193,6 @@ class Kernels:
         seconds, confirmed = steady(self._dots(self._many, kind))
         return self._many * _STEPS / seconds, confirmed
 
-    def has_tiles(self) -> bool:
-        """Whether the target has a matrix unit."""
-        return bool(self._product)
-
     def tiles(self, sums: int = _SUMS) -> tuple[float, bool]:
         """Rows of tiles that a core's matrix unit multiplies in a second, adding to so many ``sums`` in turn, and
         whether a second round confirms that; the target must have one."""
@@ -267,7 +263,7 @@ class Kernels:
         return self._call(sch.mod, np.full(lanes, value, dtype), np.zeros((chains, lanes), dtype))
 
     def _dots(self, chains: int, kind: str) -> Callable[[], object]:
-        """As :meth:`_chains` with a dot product of the target's."""
+        """Like :meth:`_chains`, with a dot product of the target's."""
         lanes, name, (operand, total) = self._lanes, self._named[kind], _DOT_TYPES[kind]
         vector, width = f"{total}x{lanes}", self._on.lanes(operand)
 

@@ -1,4 +1,4 @@
-"""Input data for candidates, and the comparison of what they compute with the reference. Numpy only."""
+"""Random inputs for candidates, and the comparison of their outputs with the reference. Needs only numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way from batches of candidates to their results, whatever runs them: submit, wait, submit again what is lost."""
+"""Submits batches of candidates to any executor, collects the results, and resubmits what was lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def results(self) -> list[MeasureResult]:
-        """What is known, in the order of the requests."""
+        """The results known so far, in the order of the requests."""
         return [self._known[index] for index in sorted(self._known)]
 
     def settle(self, first: int, results: Sequence[MeasureResult]) -> None:
@@ -107,12 +107,12 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         return len(self._open) < self.executor.wanted
 
     def begin(self, requests: Sequence[MeasureRequest], on_result: OnResult | None = None) -> Batch:
-        """As :meth:`measure`, but return at once: :meth:`advance` goes on with it."""
+        """Like :meth:`measure`, but returns at once; :meth:`advance` continues."""
         grain = max(1, self.executor.grain)
         return self._begin([tuple(requests[i : i + grain]) for i in range(0, len(requests), grain)], 0, on_result)
 
     def begin_comparison(self, requests: Sequence[MeasureRequest], rounds: int) -> Batch:
-        """As :meth:`compare`, but return at once."""
+        """Like :meth:`compare`, but returns at once."""
         if rounds < 1:
             raise MeasureError(f"candidates are compared in at least one round, got {rounds}")
         return self._begin([tuple(requests)] if requests else [], rounds, None)

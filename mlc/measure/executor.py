@@ -1,5 +1,5 @@
-"""What builds and runs candidates: :class:`mlc.measure.local_executor.LocalExecutor` on this machine,
-:class:`mlc.measure.fleet.Fleet` on many.
+"""The interface of executors: :class:`mlc.measure.local_executor.LocalExecutor` for this machine,
+:class:`mlc.measure.fleet.Fleet` for many.
 
 An executor takes jobs and gives answers, in whatever order they come. It may lose a job with the device that had it,
 and answer one twice: :class:`mlc.measure.dispatch.Dispatcher` submits again what is lost and takes each answer once.
@@ -57,7 +57,7 @@ class Executor(Protocol):
 
     @property
     def machine(self) -> str:
-        """What its devices are, as in a record; empty for this machine."""
+        """The description of its devices, as in a record; empty for this machine."""
 
     @property
     def grain(self) -> int:
@@ -70,10 +70,8 @@ class Executor(Protocol):
         """
 
     def poll(self, timeout: float) -> list[Answer]:
-        """What was answered since the last call, in any order, waiting up to ``timeout`` seconds for the first.
-
-        With a ``timeout`` of 0 nothing is begun or waited for. Raises as :meth:`submit` does.
-        """
+        """The answers since the last call, in any order, waiting up to ``timeout`` seconds for the first. With a
+        ``timeout`` of 0, nothing is begun or waited for. Raises as :meth:`submit` does."""
 
     def close(self) -> None:
         """Give the devices back; what is under way is abandoned. Idempotent."""

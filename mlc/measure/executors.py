@@ -1,4 +1,4 @@
-"""Executors by the names that users give them: ``local``, ``ray[://HOST:PORT[/CLASS]]``, ``rpc://HOST:PORT/KEY``."""
+"""Executors by name: ``local``, ``ray[://HOST:PORT[/CLASS]]``, ``rpc://HOST:PORT/KEY``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Address:
 
 
 def parse(text: str) -> Address | None:
-    """What ``--executor`` says; None for ``local``. Raises :class:`UsageError` for what is no executor."""
+    """Parse ``--executor``; None for ``local``. Raises :class:`UsageError` for anything that is no executor."""
     if text == "local":
         return None
     if text == "ray":
@@ -53,7 +53,7 @@ def fleet(
 
 
 def remote_measurer(devices: Fleet, threads: int) -> Dispatcher:
-    """What measures candidates on a fleet; to be closed."""
+    """A measurer on a fleet, to be closed by the caller."""
     return Dispatcher(devices, MeasureOptions(threads=threads), attempts=_ATTEMPTS, grace=_GRACE)
 
 

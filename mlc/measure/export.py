@@ -1,4 +1,4 @@
-"""Candidates built on this machine for devices that cannot: libraries, and what is needed to check and time them.
+"""Candidates built here for devices without a compiler: libraries, and what is needed to check and time them.
 
 Reference outputs are computed here, from the unscheduled function built for this machine's own CPU, so that what a
 device computes is compared with what another one has.
@@ -47,7 +47,7 @@ class File:
 
     @staticmethod
     def of(path: Path) -> File:
-        """What a file holds; it is removed."""
+        """Read a file, and remove it."""
         data = path.read_bytes()
         path.unlink()
         return File(hashlib.blake2b(data, digest_size=16).hexdigest() + path.suffix, data)
@@ -69,7 +69,7 @@ class Exported:
 
     @property
     def files(self) -> list[File]:
-        """What a device must have to run it."""
+        """The files that a device needs to run it."""
         return [file for file in (self.binary, self.reference, self.gauge) if file is not None]
 
 
@@ -160,7 +160,7 @@ class Exporter:
         return File.of(path)
 
     def _shared(self, known: OrderedDict[_K, Future[_T]], key: _K, make: Callable[[], _T]) -> _T:
-        """What the first thread that asks makes, while others wait for it; after a failure the next one tries."""
+        """A value that the first thread that asks computes while others wait; after a failure the next one tries."""
         with self._lock:
             found = known.pop(key, None)
             own = found is None

@@ -1,9 +1,9 @@
-"""Many devices as one executor, whatever reaches them: a queue, a job on each device, and an eye on all of them.
+"""Many devices as one executor, however they are reached: a queue, one job per device, and supervision.
 
-Devices take jobs as they become idle, so that a slow one does less and holds nobody up. What is under way on a device
-that is gone goes to another. Devices of a fleet are of one machine class: their times stand beside each other in the
-log. So every so often a device times a candidate that others have timed, its *control*; one whose times differ is told
-of and left out, and so is one that says to be another machine.
+Devices take jobs when they become idle, so that a slow one does less and delays nobody. The job of a lost device goes
+to another one. All devices of a fleet are of one machine class, since their times are compared in the log. Now and then
+a device therefore times a candidate that others have timed, its *control*; a device whose times differ is reported and
+excluded, and so is one that is another kind of machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LONG_ENOUGH = 2e-5
 
 @dataclass(frozen=True)
 class Joined:
-    """A device that takes jobs from now on; ``machine`` is what it says to be, and ``native`` the attributes of TVM's
+    """A device that takes jobs from now on; ``machine`` is its description, and ``native`` the attributes of TVM's
     target for it, as JSON."""
 
     device: str
@@ -56,7 +56,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Gone:
-    """A device that takes no more jobs, and loses the one that it has. One that was never there was refused."""
+    """A device that takes no more jobs, and loses its current one. If it never joined, it was refused."""
 
     device: str
     why: str
@@ -64,7 +64,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a device made of a job; None where it only says that it is lost."""
+    """A device's answer to a job; None if the job was lost."""
 
     device: str
     job: str
@@ -72,28 +72,28 @@ class Answered:
 
 
 class Devices(Protocol):
-    """How devices are reached. A name never stands for another device later."""
+    """How devices are reached. The name of a device is never reused for another one."""
 
     def poll(self, timeout: float) -> list[Joined | Gone | Answered]:
-        """What has happened since the last call, waiting up to ``timeout`` seconds for it."""
+        """The events since the last call, waiting up to ``timeout`` seconds for one."""
 
     def expect(self, jobs: Sequence[Job]) -> None:
-        """Jobs that devices will be given, in this order: what can be prepared without one may begin."""
+        """Announce jobs that devices will be given, in this order, so that preparation can begin."""
 
     def begin(self, device: str, job: Job) -> None:
-        """Give an idle device a job and return at once."""
+        """Give an idle device a job; returns at once."""
 
     def drop(self, device: str) -> None:
-        """End what a device does, and never hear of it again."""
+        """Stop using a device, and ignore its answers from now on."""
 
     def close(self) -> None:
-        """Give all devices back; what is under way is abandoned. Idempotent."""
+        """Release all devices, abandoning their jobs. Idempotent."""
 
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """A device as it is shown: ``state`` is ``busy``, ``idle``, or why it does nothing any more; ``rate`` are results a
-    second since it joined."""
+    """The state of a device, for display: ``state`` is ``busy``, ``idle``, or why it is inactive; ``rate`` is in
+    results per second since it joined."""
 
     device: str
     machine: str
@@ -127,7 +127,7 @@ class _Device:
 
 @dataclass(eq=False)
 class _Control:
-    """A candidate that worked, and the seconds that it took on each device."""
+    """A candidate that worked, and its seconds on each device."""
 
     request: MeasureRequest
     seconds: dict[str, float] = field(default_factory=dict)
@@ -139,8 +139,8 @@ class _Control:
 class Fleet:
     """Implements :class:`mlc.measure.executor.Executor` on ``devices``, with ``grain`` candidates in a job.
 
-    ``notify`` is told of all devices when one comes, goes or is left out, and every few seconds. Raises
-    :class:`MeasureError` where there has been no device for ``patience`` seconds.
+    ``notify`` is called with the status of all devices when one joins, leaves or is excluded, and every few seconds.
+    Raises :class:`MeasureError` if there has been no device for ``patience`` seconds.
     """
 
     def __init__(
@@ -176,11 +176,11 @@ class Fleet:
 
     @property
     def machine(self) -> str:
-        """What its devices are; empty before the first has come."""
+        """The description of its devices; empty before the first has joined."""
         return self._machine
 
     def status(self) -> list[DeviceStatus]:
-        """Every device that ever was, in the order of their coming."""
+        """All devices that ever joined, in the order of joining."""
         now = self._clock()
         return [device.status(now) for device in self._devices.values()]
 
@@ -374,12 +374,12 @@ class Fleet:
 
 
 def _controlled(jobs: int) -> bool:
-    """Whether a device that has done so many jobs is to have a control: soon after it has come, then now and then."""
+    """Whether a device that has done so many jobs is due for a control: soon after it has joined, then now and then."""
     return jobs % _CONTROLLED == 0 or jobs in (1, 2, 4, 8)
 
 
 def _difference(device: _Device) -> str:
-    """What is wrong with a device's last control."""
+    """The deviation in a device's last control measurement."""
     if not device.factor:
         return "a candidate that works elsewhere fails here"
     slower = device.factor > 1

@@ -1,10 +1,10 @@
-"""Whether the machine is as fast as it can be at this moment: a fixed piece of arithmetic, timed on every thread.
+"""Detects when the machine is slowed down (throttling, other load): a fixed computation, timed on every thread.
 
-On a machine that is shared (a virtual one, or a desktop at work) everything takes twice as long for seconds at a time:
-a core is taken away, or the other thread of a core is at work. Repeats of one candidate all fall into the same phase
-and agree with each other. The gauge's own time tells, whatever the candidate is: against the fastest of its last
-times, so that a machine that stays slow becomes the new measure. Where most moments are disturbed, waiting for another
-one only costs time.
+On a shared machine (a virtual one, or a busy desktop) everything can take twice as long for seconds at a time, because
+a core is taken away or its other hardware thread is busy. Repeats of one candidate fall into the same phase and agree
+with each other. The time of a fixed computation reveals this, independent of the candidate: it is compared with the
+fastest of its recent times, so that a machine that stays slow becomes the new reference. If most moments are disturbed,
+waiting for a better one only wastes time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _LOOKED_AT, _RARE = 16, 0.5
 
 
 class Gauge:
-    """Reads the machine's speed; ``clock`` gives the seconds of one reading, and :meth:`wake` works for ``waking``
-    seconds of the ``now`` that it is told."""
+    """Measures the machine's current speed. ``clock`` returns the seconds of one reading; :meth:`wake` works for
+    ``waking`` seconds, measured by ``now``."""
 
     def __init__(
         self, clock: Callable[[], float], waking: float = _WAKING, now: Callable[[], float] = time.perf_counter
@@ -51,17 +51,17 @@ class Gauge:
 
     @property
     def rarely(self) -> bool:
-        """Whether the machine is quiet most of the time."""
+        """Whether disturbances are rare."""
         return sum(self.disturbed) <= max(_RARE * len(self.disturbed), 1)
 
     def wake(self) -> None:
-        """Bring cores that slept to their speed: after it, a reading tells of others' work alone."""
+        """Work until sleeping cores have reached their clock rate, so that a reading only shows the load of others."""
         until = self._now() + self._waking
         while self._now() < until:
             self._clock()
 
     def slowness(self) -> float:
-        """How many times slower than its best of late the machine is, at least 1."""
+        """How many times slower than its recent best the machine is, at least 1."""
         reading = median(self._clock() for _ in range(_READINGS))
         self._past.append(reading)
         return reading / min(self._past)
@@ -72,9 +72,9 @@ def undisturbed(
     worth_it: Callable[[Result, float], bool] = lambda _result, _slowness: True,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[Result, float]:
-    """``measure()`` at a quiet moment, or the least disturbed of a few attempts, and how slow the machine was then.
+    """The result of ``measure()`` at a quiet moment, or the least disturbed of a few attempts, and the slowness then.
 
-    ``worth_it`` is asked of a disturbed result and the slowness whether another attempt could matter.
+    ``worth_it`` is asked, with a disturbed result and the slowness, whether another attempt could matter.
     """
     best: tuple[Result, float] | None = None
     for attempt in range(_ATTEMPTS):
@@ -95,14 +95,14 @@ def undisturbed(
 
 
 def arrays(threads: int) -> list[np.ndarray]:
-    """What the arithmetic is done on: ``[threads, LANES]``, ``[ROUNDS]`` and room for the sums of each lane."""
+    """The operands of the computation: ``[threads, LANES]``, ``[ROUNDS]``, and space for the sums of each lane."""
     rng = np.random.default_rng(0)
     return [rng.random((threads, LANES), "float32"), rng.random((ROUNDS,), "float32"),
             np.zeros((threads, LANES), "float32")]
 
 
 def clock_of(function: Callable[[], Any]) -> Callable[[], float]:
-    """Seconds of a reading; ``function`` does the arithmetic once."""
+    """The clock of a gauge, in seconds per reading; ``function`` does the computation once."""
 
     def seconds() -> float:
         function()  # threads that sleep must wake first

@@ -1,4 +1,4 @@
-"""Measures candidates on this machine with worker processes that live on from batch to batch.
+"""Measures candidates on this machine, in worker processes that stay alive between batches.
 
 A batch has two phases. First every worker builds its share, all at once, since compiling is what costs. Then the
 candidates run one after the other, each in the worker that built it, while the other workers sleep, so that nothing
@@ -42,7 +42,7 @@ OnResult = Callable[[int, MeasureResult], None]
 
 @dataclass
 class _Reference:
-    """Where the reference outputs of a task lie, or why there are none."""
+    """The file of a task's reference outputs, or why there is none."""
 
     path: Path
     ready: bool = False
@@ -75,7 +75,7 @@ class Batch:
     fresh: bool = False
 
     def open(self) -> list[Candidate]:
-        """Those without a result."""
+        """The candidates without a result."""
         return [c for c in self.candidates if c.result is None]
 
     def settle(self, candidate: Candidate, result: MeasureResult) -> None:
@@ -93,7 +93,7 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
     A candidate that crashes or hangs costs its worker, which is replaced, and nothing else. One that crashes in a
     worker where others ran before gets a second chance in another, since an earlier one may have done the damage.
     Code that has been timed is not timed again: candidates that lower to equal code share the result. ``kind`` is one
-    of :data:`mlc.measure.worker.BENCHES`: where it loads code that was built elsewhere, requests are as
+    of :data:`mlc.measure.worker.RUNNERS`: where it loads code that was built elsewhere, requests are as
     :mod:`mlc.measure.board` makes them.
     """
 

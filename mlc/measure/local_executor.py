@@ -1,4 +1,4 @@
-"""This machine's workers as an executor."""
+"""The local worker processes as an executor."""
 
 from __future__ import annotations
 

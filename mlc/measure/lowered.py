@@ -1,4 +1,4 @@
-"""What a scheduled function becomes before machines differ: the code by which equal candidates are known.
+"""The canonical lowered code of a candidate, before it is specialised to a machine; identifies equal candidates.
 
 Schedules that differ in a decision which lowering makes nothing of (a tile as large as its loop, an unrolling that
 simplifies away) lower to equal code. The hash is taken behind the last pass that host and device code share. Workers
@@ -20,8 +20,8 @@ from tvm.ir.instrument import pass_instrument
 
 from mlc.codegen import code_generation, pipeline
 from mlc.link import link_shared
-from mlc.measure.bench import ENTRY
 from mlc.measure.gauge import LANES, ROUNDS
+from mlc.measure.runner import ENTRY
 
 __all__ = ["arithmetic", "compile_hashed", "export_hashed"]
 
@@ -57,7 +57,8 @@ def export_hashed(func: tirx.PrimFunc, target: tvm.target.Target, path: Path, ar
 
 
 def arithmetic(threads: int) -> tirx.PrimFunc:
-    """What :mod:`mlc.measure.gauge` times: a sum of products that the nearest cache holds, a share for each thread."""
+    """The computation that :mod:`mlc.measure.gauge` times: sums of products within the first-level cache, a share for
+    each thread."""
     x, y = (te.placeholder(shape, name=name) for shape, name in (((threads, LANES), "x"), ((ROUNDS,), "y")))
     r = te.reduce_axis((0, ROUNDS), name="r")
     products = te.compute((threads, LANES), lambda t, v: te.sum(x[t, v] * y[r], axis=[r]), name="products")

@@ -1,4 +1,4 @@
-"""Which machine this is, in a few words, and whether it is quiet enough to be measured on."""
+"""A short description of this machine, and whether it is idle enough to measure on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of every executor: requests in, one result for each, in the same order, whatever happens."""
+"""The contract of every executor: one result per request, in the same order, whatever fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MeasureOptions", "MeasureRequest", "MeasureResult", "Measurer"]
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """How long and how often a candidate is run; :mod:`mlc.measure.timing` says how. Times are seconds."""
+    """How long and how often a candidate is run, see :mod:`mlc.measure.timing`. Times are in seconds."""
 
     threads: int
     repeats: int = 3
@@ -30,14 +30,15 @@ class MeasureOptions:
 class MeasureRequest:
     """``func`` is the task's function and ``trace`` the candidate's trace, both as JSON text.
 
-    A candidate that no trace describes is given whole as ``scheduled``, a function with the same parameters. With
-    neither, ``func`` is itself the candidate (it carries ``tirx.is_scheduled``). The reference output is always
-    that of ``func`` as it stands, so a candidate in the last form is only checked for finite, repeatable output.
-    ``constants`` are the positions of the parameters that hold weights and ``constant_bytes`` how much of them the
-    model reads before it reads one again (see :class:`mlc.graph.task.Task`): times are with weights as cold as that.
-    ``best`` is the time in seconds that is to be beaten, 0 for none: whoever is clearly slower is not timed for long.
-    ``baseline`` is the trace of the candidate that the task's others are timed beside on this machine (empty: none),
-    and ``baseline_seconds`` what it takes, 0 where it has yet to be timed; see :class:`mlc.measure.timing.Pace`.
+    A candidate without a trace is given as ``scheduled``, a function with the same parameters. With neither, ``func``
+    is itself the candidate (it carries ``tirx.is_scheduled``). The reference output is always that of the unscheduled
+    ``func``, so that a candidate in the last form is only checked for finite, repeatable output.
+
+    ``constants`` are the positions of the parameters that hold weights, and ``constant_bytes`` is how much of them the
+    model reads before it reads one again (see :class:`mlc.graph.task.Task`): weights are as cold as that when a time is
+    taken. ``best`` is the time in seconds to beat, or 0: a clearly slower candidate is not timed for long. ``baseline``
+    is the trace of the candidate that this task's times are normalised by on this machine (empty: none), and
+    ``baseline_seconds`` its time, or 0 if it is still unknown; see :class:`mlc.measure.timing.Pace`.
     """
 
     task_key: str
@@ -54,7 +55,7 @@ class MeasureRequest:
     @staticmethod
     def of(task: Task, trace: str) -> MeasureRequest:
         """A candidate of ``task``, with weights as cold as the task's model leaves them."""
-        from mlc.graph.task import to_json  # TVM's import takes seconds, and a request is data
+        from mlc.graph.task import to_json  # lazily: importing TVM takes seconds, and a request is plain data
 
         return MeasureRequest(task.key, to_json(task.func), task.target.attrs, trace, constants=task.constants,
                               constant_bytes=task.constant_bytes)
@@ -64,9 +65,9 @@ class MeasureRequest:
 class MeasureResult:
     """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code.
 
-    ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`), 1
-    where ``times`` are relative to a baseline's and so free of it. ``machine`` is which machine it was, empty for this
-    one, and ``device`` which of a fleet's devices.
+    ``slowness`` is how many times slower than its best the machine was during the measurement (see
+    :mod:`mlc.measure.gauge`), or 1 if ``times`` are relative to a baseline and so independent of it. ``machine`` is
+    empty for this machine; ``device`` names the device of a fleet.
     """
 
     times: tuple[float, ...] = ()
@@ -77,11 +78,11 @@ class MeasureResult:
     slowness: float = 1.0
     code_hash: str = ""
     machine: str = ""
-    device: str = field(default="", compare=False)  # the same result, wherever it was taken
+    device: str = field(default="", compare=False)  # results are equal whichever device measured them
 
 
 class Measurer(Protocol):
-    """Builds and runs candidates somewhere that may crash, hang or lie."""
+    """Builds and runs candidates, in processes that may crash, hang or return garbage."""
 
     def measure(
         self, requests: Sequence[MeasureRequest], on_result: Callable[[int, MeasureResult], None] | None = None
@@ -89,8 +90,8 @@ class Measurer(Protocol):
         """One result per request, in order. ``on_result`` is called as each one is known."""
 
     def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
-        """Time the requests interleaved, ``rounds`` times each, in one worker: candidates of a task, or of tasks that
-        stand for each other in a model."""
+        """Time the requests interleaved, ``rounds`` times each, in one worker. They are candidates of one task, or of
+        tasks that are alternatives to each other in a model."""
 
     def close(self) -> None:
         """Stop every worker. Idempotent."""

@@ -1,4 +1,4 @@
-"""The device's side of a fleet: a local measurer behind three calls that take and give text."""
+"""The device's side of a fleet: a local measurer behind three calls that exchange text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few worker processes, and the loop that keeps them busy and replaces the ones that die."""
+"""A pool of worker processes: keeps them busy and replaces those that die."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pool:
     """``size`` slots for workers. They start at once, in the background; one that died is replaced when needed.
 
     ``folder`` is where they have their temporary files, ``kind`` what they can do, see
-    :data:`mlc.measure.worker.BENCHES`.
+    :data:`mlc.measure.worker.RUNNERS`.
     """
 
     def __init__(self, size: int, threads_each: int, folder: Path, kind: str = "compiling") -> None:
@@ -70,7 +70,7 @@ class Pool:
         return worker is not None and worker in self._slots and worker.alive
 
     def slot_of(self, worker: WorkerProcess) -> int:
-        """Where to send jobs that need what ``worker`` holds."""
+        """The slot of ``worker``, for jobs that need what it holds."""
         return self._slots.index(worker)
 
     def slot_with(self, codes: frozenset[int]) -> int:

@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: started, spoken to, and buried."""
+"""One worker process as its parent sees it: starting it, exchanging messages, ending it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from mlc import children, threads
+from mlc import subprocesses, threads
 from mlc.measure.protocol import Message, MessageReader, send
 
 __all__ = ["WorkerProcess"]
@@ -26,12 +26,12 @@ class WorkerProcess:
     """
 
     def __init__(self, threads_each: int, folder: Path, kind: str = "compiling") -> None:
-        """``kind`` is one of :data:`mlc.measure.worker.BENCHES`."""
+        """``kind`` is one of :data:`mlc.measure.worker.RUNNERS`."""
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
         self._process = subprocess.Popen(
-            children.command("mlc.measure.worker", str(folder), kind), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._stderr, start_new_session=True, bufsize=0,
-            env=children.environment(**threads.environment(threads_each), TMPDIR=str(folder)),
+            subprocesses.command("mlc.measure.worker", str(folder), kind), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True, bufsize=0,
+            env=subprocesses.environment(**threads.environment(threads_each), TMPDIR=str(folder)),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -48,7 +48,7 @@ class WorkerProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """What to wait on for :meth:`receive`."""
+        """The file descriptor to wait on for :meth:`receive`."""
         return self._stdout.fileno()
 
     @property

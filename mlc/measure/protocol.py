@@ -1,4 +1,4 @@
-"""Messages between the measurer and its workers: JSON after its length in 4 bytes, over plain pipes.
+"""Messages between the measurer and its workers: length-prefixed JSON over pipes.
 
 JSON, so that whatever a candidate does to its worker, reading the worker's words executes nothing.
 """

@@ -1,4 +1,4 @@
-"""Whether a process is quiescent: thread pools spin on for a while after their work, TVM's for 0.1 s."""
+"""Waits until a process is quiescent: thread pools keep spinning after their work, TVM's for 0.1 s."""
 
 from __future__ import annotations
 

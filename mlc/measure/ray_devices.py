@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as devices: one actor on each node that provides the machine class.
+"""Nodes of a Ray cluster as devices: one actor on each node that provides the machine class.
 
 ``mlc worker --class NAME`` makes a node provide the resource ``mlc-NAME``, of which an actor takes all, so that two
 sessions never measure on one node. Ray reaches its nodes by gRPC and unpickles what comes, so clusters that mlc starts
@@ -116,7 +116,7 @@ class RayDevices:
             raise
 
     def poll(self, timeout: float) -> list[Happening]:
-        """As in the protocol; Ray itself tells of nodes that die while they work."""
+        """See :class:`mlc.measure.fleet.Devices`; Ray itself reports nodes that die while they work."""
         deadline = time.monotonic() + timeout
         while True:
             self._look()
@@ -250,7 +250,7 @@ class RayDevices:
 
 
 def _own_token() -> dict[str, str]:
-    """For a cluster that nobody else is to use."""
+    """A token for a cluster that only this process uses."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 

@@ -1,4 +1,4 @@
-"""Timing with cold weights: calls in turn on several copies of them.
+"""Timing with cold weights, by rotating through several copies of them.
 
 A model reads each of its weights once a run. When it comes back to one, all the others have passed through the caches,
 so that a weight of a large network comes from memory and one of a small network from a shared cache. Timed on the

@@ -1,4 +1,4 @@
-"""Devices behind TVM's RPC tracker: a thread speaks with each, since a call lasts as long as its job.
+"""Devices behind TVM's RPC tracker, one thread each, since an RPC call blocks until its job is done.
 
 Devices need no compiler: candidates are built here, while others are measured, and sent as libraries.
 """
@@ -24,9 +24,9 @@ from mlc.measure.data import draws
 from mlc.measure.executor import Job
 from mlc.measure.export import Exported, Exporter
 from mlc.measure.fleet import Answered, Gone, Joined
-from mlc.measure.loading import Interface
 from mlc.measure.local_executor import build_workers
 from mlc.measure.measurer import MeasureRequest, MeasureResult
+from mlc.measure.prebuilt_runner import Interface
 from mlc.measure.rpc_protocol import Tracker, endpoint, proof
 from mlc.measure.wire import Board, board_of, job_text, results_of
 

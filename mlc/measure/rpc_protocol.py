@@ -1,4 +1,4 @@
-"""What both sides of TVM's RPC share: addresses, words with the tracker, and the proof of knowing the token."""
+"""What both sides of TVM's RPC share: addresses, tracker messages, and the authentication by token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def endpoint(place: str) -> tuple[str, int]:
 
 
 def proof(nonce: str) -> str:
-    """What shows that one knows the token, for one session."""
+    """The proof of knowing the token, for one session."""
     return hmac.new(get("MLC_TOKEN").encode(), nonce.encode(), hashlib.sha256).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The device's side of TVM's RPC: registers with a tracker and serves one authenticated session at a time.
+"""The device's RPC server: registers with a tracker and serves one authenticated session at a time.
 
 TVM's own server lets in whoever the tracker has sent, and the tracker sends anyone. Here the tracker hands out a nonce
 instead of the key, fresh for each session, and who connects must show its HMAC with the token (:func:`proof`): who does
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 
-from mlc import children
+from mlc import subprocesses
 from mlc.config import get
 from mlc.errors import MeasureError, MlcError, UsageError
 from mlc.measure.executors import parse
@@ -111,8 +111,8 @@ class _Worker:
     def _session(self, connection: socket.socket) -> None:
         """A process of its own, which may crash, speaks with the peer. A tracker that comes anew is told of this device
         meanwhile."""
-        command = children.command("mlc.measure.rpc_session", str(connection.fileno()))
-        with subprocess.Popen(command, pass_fds=[connection.fileno()], env=children.environment()) as process:
+        command = subprocesses.command("mlc.measure.rpc_session", str(connection.fileno()))
+        with subprocess.Popen(command, pass_fds=[connection.fileno()], env=subprocesses.environment()) as process:
             try:
                 while True:
                     with contextlib.suppress(subprocess.TimeoutExpired):

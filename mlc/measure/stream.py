@@ -1,4 +1,4 @@
-"""Candidates that come one by one: every free worker builds the next, while one at a time runs.
+"""Streaming measurement: free workers build the next candidates while one at a time is run.
 
 For devices whose times compiling on the same machine does not disturb, as GPUs, and of whose kernels each takes seconds
 to build and a fraction of one to time: nobody waits there until the slowest of a batch is built.
@@ -81,7 +81,7 @@ class StreamingMeasurer(LocalMeasurer):
     def begin_comparison(
         self, requests: Sequence[MeasureRequest], rounds: int, done: Callable[[list[MeasureResult]], None]
     ) -> None:
-        """As :meth:`compare`, but return at once: :meth:`advance` goes on with it, and tells ``done`` of the results.
+        """Like :meth:`compare`, but returns at once: :meth:`advance` continues, and passes the results to ``done``.
         Other workers build for other comparisons meanwhile."""
         codes = frozenset(map(code_of, requests))
         self._comparisons.append(_Comparison(self._comparison(requests), rounds, done, codes))
@@ -101,7 +101,7 @@ class StreamingMeasurer(LocalMeasurer):
         self._coming = [each for each in self._coming if each.open]
 
     def _choose(self, slot: int) -> Work | None:
-        """What the idle worker in a slot is to do."""
+        """The next job of the idle worker in a slot."""
         for each in self._coming:
             if each.state is _State.BUILT and not self._pool.living(each.candidate.worker):
                 each.state = _State.WAITING
@@ -123,8 +123,7 @@ class StreamingMeasurer(LocalMeasurer):
         return self._compare_on(mine, slot)
 
     def _compare_on(self, each: _Comparison, slot: int) -> Work | None:
-        """What comes next of a comparison in its worker, which is idle; nothing while it has to wait, or once it has
-        its results."""
+        """Continue a comparison in its worker, which is idle, unless it has to wait or is finished."""
         batch, candidates = each.batch, each.batch.candidates
         for candidate in batch.open():
             if not candidate.reference.ready and not candidate.reference.problem:
@@ -152,7 +151,7 @@ class StreamingMeasurer(LocalMeasurer):
         each.done(each.batch.results())
 
     def _go_on(self, each: _Coming) -> Work | None:
-        """What comes next of a candidate that an idle worker has built; it may have its result without."""
+        """Continue with a candidate that an idle worker has built; it may have its result without a run."""
         candidate, worker = each.candidate, each.candidate.worker
         reference = candidate.reference
         if not reference.ready and not reference.problem:
@@ -185,7 +184,7 @@ class StreamingMeasurer(LocalMeasurer):
         return self._then(self._build_job(each.batch, each.candidate), lambda: self._after(each, _State.BUILT))
 
     def _after(self, each: _Coming, state: _State) -> None:
-        """What becomes of a candidate without a result once a job is done; where its worker has died of it, it is built
+        """Handle the end of a job of a candidate without a result; if its worker died of another candidate, it is built
         again."""
         each.state = state if self._pool.living(each.candidate.worker) else _State.WAITING
 

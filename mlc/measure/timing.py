@@ -1,13 +1,14 @@
-"""Warm-up, repeats, and when to stop: how often a candidate is timed, for every kind of worker.
+"""Warm-up, repetitions and stopping rule of a timing, the same for every kind of worker.
 
-A repeat is the mean of as many calls as take ``min_repeat_seconds``. Whoever is clearly slower than the best of its
-task after the first call, or after the first repeat, gets no more: most candidates of a search are, and what matters
-of them is their order of magnitude (successive halving with one rival; Jamieson and Talwalkar, 2016). Whoever is so
-close to the best that noise decides is timed on, until the difference is significant or ``most_repeats`` are used up.
+A repeat is the mean of as many calls as take ``min_repeat_seconds``. A candidate that is clearly slower than the best
+of its task after the first call, or after the first repeat, is not timed further: that holds for most candidates of a
+search, and only the order of magnitude of their times matters (successive halving with one rival; Jamieson and
+Talwalkar, 2016). A candidate that is so close to the best that noise decides is timed until the difference is
+significant, or ``most_repeats`` are used up.
 
-On a shared machine everything takes half as long again for a second or a minute, and cores that slept are slow for
-some milliseconds. Between its repeats a candidate's :class:`Pace` is taken, from another candidate of the same task on
-the same data: what disturbs both of them does not change which is faster.
+On a shared machine everything can take half as long again for seconds or minutes, and cores that slept are slow for
+some milliseconds. Between the repeats of a candidate, its :class:`Pace` is measured with another candidate of the same
+task on the same data: a disturbance that affects both does not change which is faster.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Plan:
 
 
 class Pace:
-    """How many times as long as usual the machine takes at the moment: a baseline's mean time, by ``timer``, over the
-    ``usual`` seconds of one call, in a reading of ``shortest`` seconds or more."""
+    """How many times slower than usual the machine is at the moment: a baseline's mean time, measured by ``timer``,
+    divided by its ``usual`` seconds per call, in readings of at least ``shortest`` seconds."""
 
     def __init__(self, timer: Callable[[int], float], usual: float, shortest: float) -> None:
         self._timer, self._usual = timer, usual
@@ -67,10 +68,10 @@ class Pace:
 def time_candidate(
     timer: Callable[[int], float], plan: Plan, pace: Callable[[], float] = lambda: 1.0
 ) -> list[float]:
-    """Seconds a call, one figure for each repeat; ``timer`` gives the mean of so many calls.
+    """Seconds per call, one figure for each repeat; ``timer`` returns the mean of a number of calls.
 
-    Each is divided by the ``pace`` of the machine, the mean of those before and after it; one that changed meanwhile
-    makes a figure that counts only where there is no other.
+    Each is divided by the ``pace`` of the machine, the mean of those before and after it; a repeat during which the
+    pace changed is used only if there is no other.
     """
     if plan.warmup_runs > 1:  # the check of its output was a run too
         timer(plan.warmup_runs - 1)
@@ -103,13 +104,13 @@ def time_candidate(
 
 
 def standard_error(times: Sequence[float]) -> float:
-    """Of the median of normal times, in seconds; infinite for a single one. Outliers enlarge it, to be on the safe
-    side: three times have no robust spread."""
+    """The standard error of the median of normally distributed times, in seconds; infinite for a single one. Outliers
+    enlarge it, to be on the safe side, since three times have no robust spread."""
     return 1.2533 * stdev(times) / math.sqrt(len(times)) if len(times) > 1 else math.inf
 
 
 def _calls(timer: Callable[[int], float], first: float, plan: Plan) -> tuple[int, float]:
-    """How many calls make a repeat, and the first repeat's seconds a call."""
+    """The number of calls in a repeat, and the first repeat's seconds per call."""
     shortest = plan.min_repeat_seconds
     if first >= shortest:
         return 1, first
@@ -122,7 +123,7 @@ def _calls(timer: Callable[[int], float], first: float, plan: Plan) -> tuple[int
 
 
 def _undecided(times: Sequence[float], best: float) -> bool:
-    """Whether more repeats could tell whether this is faster than ``best``."""
+    """Whether more repeats could decide whether this is faster than ``best``."""
     if not best:
         return False
     error, middle = standard_error(times), median(times)

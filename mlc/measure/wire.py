@@ -1,4 +1,4 @@
-"""Jobs and answers as text, for devices in other processes or on other machines: reading JSON executes nothing."""
+"""Jobs and results as JSON text, for devices in other processes or on other machines; parsing executes nothing."""
 
 from __future__ import annotations
 

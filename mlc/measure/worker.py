@@ -1,7 +1,7 @@
-"""The worker's side: ``python -m mlc.measure.worker FOLDER KIND`` takes jobs from its parent until the pipe ends.
+"""The worker process: ``python -m mlc.measure.worker FOLDER KIND`` serves its parent's jobs until the pipe closes.
 
-A job is a method of the bench that ``KIND`` names, :data:`BENCHES`; each gets exactly one answer. What a candidate
-does wrong in an orderly way is an answer; what it does otherwise ends the process, which the parent notices.
+A job names a method of the runner that ``KIND`` selects (:data:`RUNNERS`); each job gets exactly one answer. A failure
+that can be caught is an answer; anything else ends the process, which the parent notices.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING
 from mlc.measure.protocol import Broken, Message, MessageReader, send
 
 if TYPE_CHECKING:
-    from mlc.measure.bench import Bench
+    from mlc.measure.runner import Runner
 
 __all__ = ["main"]
 
 #: module and class by kind: one compiles what it runs, the other is given code
-BENCHES = {"compiling": ("mlc.measure.workbench", "Workbench"), "loading": ("mlc.measure.loading", "LoadingBench")}
+RUNNERS = {
+    "compiling": ("mlc.measure.compiling_runner", "CompilingRunner"),
+    "loading": ("mlc.measure.prebuilt_runner", "PrebuiltRunner"),
+}
 
 _GRACE = 2.0  # seconds after the parent's own limit at which a job ends its worker, should the parent be gone
 
@@ -41,24 +44,24 @@ def main(folder: str, kind: str) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.dup(1)
     os.dup2(2, 1)  # what a candidate or a library prints must not end up among the answers
-    module, name = BENCHES[kind]
-    bench = getattr(import_module(module), name)(int(os.environ["TVM_NUM_THREADS"]))
+    module, name = RUNNERS[kind]
+    runner = getattr(import_module(module), name)(int(os.environ["TVM_NUM_THREADS"]))
     jobs = MessageReader(0)
     try:
         send(answers, {"ready": True})
         while True:
             job = jobs.wait()
             signal.setitimer(signal.ITIMER_REAL, job["limit"] + _GRACE)
-            answer = _answer(bench, job)
+            answer = _answer(runner, job)
             signal.setitimer(signal.ITIMER_REAL, 0)
             send(answers, answer)
     except Broken:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _answer(bench: Bench, job: Message) -> Message:
+def _answer(runner: Runner, job: Message) -> Message:
     try:
-        return getattr(bench, job["job"])(job)
+        return getattr(runner, job["job"])(job)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return {"failure": getattr(error, "failure", "run"), "detail": lines[-1][:500]}

@@ -1,4 +1,4 @@
-"""Networks whose graphs leave something to substitutions: parallel branches, groups, shared operands, unrolled steps.
+"""Networks with many opportunities for substitutions: parallel branches, groups, shared operands, unrolled steps.
 
 Each is an ``onnx.ModelProto`` with seeded random weights, of the sizes that such networks have, written so that
 products which could be one product are several, as model files have them. Those of :data:`WRITTEN_MODELS` and

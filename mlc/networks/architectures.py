@@ -1,4 +1,4 @@
-"""Architectures that nothing here was tuned for, so that what the benchmark models hide is found.
+"""Architectures that nothing was tuned for, to reveal what the benchmark models do not.
 
 Each name stands for a configuration with seeded random weights, of ``transformers``, of ``torch.nn`` or of
 :mod:`mlc.networks.modules`; nothing is downloaded. :data:`BENCHMARK_ARCHITECTURES` have a size worth timing,

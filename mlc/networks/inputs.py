@@ -14,7 +14,7 @@ __all__ = ["random_inputs"]
 
 
 class _Spec(Protocol):
-    """What :func:`random_inputs` needs of ``mlc.frontend.TensorSpec``."""
+    """The part of ``mlc.frontend.TensorSpec`` that :func:`random_inputs` needs."""
 
     @property
     def name(self) -> str: ...

@@ -28,7 +28,7 @@ _BATCH_NORM_ROLES = {1: "scale", 2: "bias", 3: "bias", 4: "variance"}
 
 
 def light_path(name: str) -> Path:
-    """Where the ``onnx`` package keeps the untouched light model."""
+    """The path of the original light model in the ``onnx`` package."""
     import onnx
 
     return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"

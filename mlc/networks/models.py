@@ -119,11 +119,11 @@ class Network:
     outputs: Sequence[str] | None = None
 
     def batched(self, batch: int) -> Network:
-        """The same with another size of its inputs' first axis."""
+        """The same network with another size of its inputs' first axis."""
         return replace(self, inputs={name: (batch, *shape[1:]) for name, shape in self.inputs.items()})
 
     def onnx(self, free: Mapping[int, str] | None = None) -> onnx.ModelProto:
-        """By ``torch.onnx``, weights inside; ``free`` names the axes that all inputs leave free."""
+        """Export with ``torch.onnx``, weights included; ``free`` names the dynamic axes of all inputs."""
         import torch
 
         from mlc.frontend.pytorch import quiet
@@ -143,7 +143,7 @@ class Network:
         return export_module(self._module(), self._example(), "the model")
 
     def _module(self) -> Any:
-        """In evaluation mode, its parameters drawn with seed 0."""
+        """The module in evaluation mode, with parameters drawn with seed 0."""
         import torch
 
         with torch.random.fork_rng(devices=[]), torch.no_grad():

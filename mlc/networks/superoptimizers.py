@@ -1,4 +1,4 @@
-"""The networks that superoptimizers of graphs are compared by, of their papers' sizes, with seeded random weights.
+"""The benchmark networks of published graph superoptimizers, in their papers' sizes, with seeded random weights.
 
 Tensat's seven (Yang et al., "Equality Saturation for Tensor Graph Superoptimization", 2021), most of which were TASO's
 before, and PET's CSRNet and ResNet3D-18 (Wang et al., 2021). Batch normalisations are folded, as in files for

@@ -1,4 +1,4 @@
-"""Writing an ONNX graph node by node, with seeded random weights."""
+"""A helper to write ONNX graphs node by node, with seeded random weights."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ class GraphWriter:
 
 
 def _around(extents: Sequence[int], times: int) -> list[int]:
-    """What a window reads beyond either side of an image, ``times`` over."""
+    """The padding that a window needs on either side of an image, ``times`` over."""
     return [extent // 2 * times for extent in extents] * 2

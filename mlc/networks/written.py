@@ -1,4 +1,4 @@
-"""Networks in the words of their authors' code, where that leaves something to substitutions.
+"""Networks as their authors' code defines them, where that leaves something to substitutions.
 
 What is the same for all points of a set is repeated for each of them, products of three are taken in the dear order,
 and a convolution is trained as a sum of several. Sizes are published ones, weights are random; each is a plain

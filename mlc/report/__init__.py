@@ -1,0 +1,1 @@
+"""Output for people: tables, plots, progress of tuning runs, HTML reports."""

@@ -1,4 +1,4 @@
-"""What a build is doing, on one line of a terminal while it lasts.
+"""Shows the current step of a build on one line of a terminal.
 
 The steps are what ``logging.getLogger("mlc.build")`` is told at its level INFO, so that a program that builds through
 Python can show or keep them too.

@@ -1,4 +1,4 @@
-"""Consoles that every command prints through.
+"""The consoles that every command prints through.
 
 Their width doesn't depend on luck: a terminal's own, or wide enough for our tables in a pipe. Strings are text and
 nothing else: no markup, and what a terminal would take for a command is shown. Style comes from ``rich.text.Text``.
@@ -22,12 +22,12 @@ _PIPE_WIDTH = 140
 
 
 def stdout_console() -> Console:
-    """Where results go."""
+    """The console for results."""
     return _console(stderr=False)
 
 
 def stderr_console() -> Console:
-    """Where progress goes."""
+    """The console for progress."""
     return _console(stderr=True)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits and a unit."""
+"""Human-readable numbers: three significant digits and a unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small graph of operators as a drawing: layers from top to bottom, operators next to those that read them."""
+"""Draws a small operator graph as SVG, in layers from top to bottom."""
 
 from __future__ import annotations
 

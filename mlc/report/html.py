@@ -1,4 +1,4 @@
-"""The page that ``mlc compile --report DIR`` writes: what became of every function, and how tuning went.
+"""The page of ``mlc compile --report DIR``: every function with its schedule and time, and how tuning went.
 
 One self-contained ``index.html`` with no script and nothing fetched, readable in a light or a dark browser.
 """

@@ -1,4 +1,4 @@
-"""What ``mlc log show --plot`` writes: how tuning went, by trials and by time, what failed, and why it stopped."""
+"""The page of ``mlc log show --plot``: progress by trials and by time, failures, and why each run stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: what a tuning session found over its trials, and latencies side by side.
+"""Plots: a tuning session's progress over its trials, and latencies side by side.
 
 Every function returns a :class:`matplotlib.figure.Figure` that belongs to nobody else (pyplot's global state is
 not used); a notebook shows it, :func:`svg` makes it part of a page.

@@ -1,4 +1,4 @@
-"""Progress of a tuning run on standard error: a live table in a terminal, one line a batch anywhere else, or JSON."""
+"""Progress of a tuning run on standard error: a live table in a terminal, otherwise one line per batch, or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tuning run looks like so far, put together from its events; no clock and no terminal in here."""
+"""The state of a tuning run, accumulated from its events; independent of clocks and terminals."""
 
 from __future__ import annotations
 

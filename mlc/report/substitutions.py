@@ -1,4 +1,4 @@
-"""What substitutions did to a model: which rules fired, what was gained, and the graph before and after."""
+"""Report on substitutions: which rules were applied, what was gained, and the graph before and after."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def facts(decision: Decision) -> dict[str, Any]:
 
 
 def _measured(decision: Decision) -> dict[str, float] | None:
-    """What the tuning run that decided saw when it timed whole models in turn."""
+    """The times that the deciding tuning run measured on whole models."""
     decided = decision.decided
     if decision.reason != "decided" or decided is None or decided.own_seconds is None or decided.seconds is None:
         return None
@@ -70,7 +70,7 @@ def _measured(decision: Decision) -> dict[str, float] | None:
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
-    """The same in a few lines for a terminal."""
+    """The report in a few lines for a terminal."""
     chosen, own = document["candidates"][document["chosen"]], document["candidates"][0]
     others, reason = len(document["candidates"]) - 1, _REASONS[document["reason"]]
     what = "another graph is taken" if document["chosen"] else "the model's own graph is kept"
@@ -190,7 +190,7 @@ def letter(number: int) -> str:
 
 
 def _words(reading: Reading) -> dict[str, str]:
-    """What inputs and operators that no rule knows are called in the model."""
+    """The model's names for inputs and for operators that no rule knows."""
     from mlc.graph.ir.rewrite import op_name
 
     named = {f"input {number}": var.name for number, var in enumerate(reading.inputs)}
@@ -202,7 +202,7 @@ def _words(reading: Reading) -> dict[str, str]:
 
 
 def _names(graph: TermGraph) -> dict[int, str]:
-    """For each place a name that is equal for equal computations."""
+    """For each term, a name that is equal for equal computations."""
     found: dict[int, str] = {}
     for place, term in enumerate(graph.terms):
         inputs = [found[i] for i in term.inputs] if term.op != "opaque" else []  # their ids say what they are
@@ -260,7 +260,7 @@ def _pair(own: TermGraph, other: TermGraph, words: Mapping[str, str], title: str
 
 
 def _rules(document: Mapping[str, Any]) -> str:
-    """What each rule that brought something says."""
+    """The text of each rule that contributed."""
     from mlc.substitution.codec import graph_text
     from mlc.substitution.shipped import shipped_rules
 

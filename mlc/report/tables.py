@@ -1,4 +1,4 @@
-"""One look for every table: a header, no frame, numbers to the right."""
+"""The common table style of all commands."""
 
 from __future__ import annotations
 

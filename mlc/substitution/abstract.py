@@ -1,4 +1,4 @@
-"""A pair of graphs of one value, with what both sides compute alike made an input of its own.
+"""Generalises a pair of equal graphs: what both sides compute alike becomes an input.
 
 ``relu(relu(matmul(a, b))) = relu(matmul(a, b))`` says no more than ``relu(relu(c)) = relu(c)``. Of a uniform
 enumeration most pairs are such instances, so that the few laws behind them are judged once.

@@ -1,4 +1,4 @@
-"""Whether a rule can be applied at all, in which directions and where: from its two sides alone."""
+"""Whether, in which directions and where a rule can be applied, from its two sides alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of a rule's sizes wherever it applies: its conditions and the demands of its source, solved.
+"""The facts about a rule's sizes wherever it applies: its conditions and the constraints of its source, solved.
 
 Every step has a witness (:mod:`mlc.substitution.entailment`) and becomes part of the certificate.
 """

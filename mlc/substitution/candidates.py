@@ -1,4 +1,4 @@
-"""From two graphs with one value in one world to a rule at its most general sizes, or to a near miss."""
+"""From two graphs of equal value in one world of sizes to a rule at its most general sizes, or to a near miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rules of an outside file follow from the library."""
+"""Which rules of a file follow from the library."""
 
 from __future__ import annotations
 

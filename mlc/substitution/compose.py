@@ -1,4 +1,4 @@
-"""Both sides of a rule as symbolic tensors, from the operators' specifications."""
+"""The two sides of a rule as symbolic tensors, composed of the operators' specifications."""
 
 from __future__ import annotations
 

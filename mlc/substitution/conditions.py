@@ -1,4 +1,4 @@
-"""Preconditions: the weakest condition on sizes, of those that can be told, under which a rule is proved."""
+"""Preconditions: the weakest expressible condition on sizes under which a rule is proved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rules that hold but for a region, made whole by computing that region as the source does (Wang et al., "PET:
-Optimizing Tensor Programs with Partially Equivalent Transformations and Automated Corrections", OSDI 2021).
+"""Partially equivalent rules, completed by computing the region in which they differ as the source does (Wang et al.,
+"PET: Optimizing Tensor Programs with Partially Equivalent Transformations and Automated Corrections", OSDI 2021).
 
 Of a pair that agrees but for slabs at the ends of axes (:mod:`mlc.substitution.near`) comes a rule like any other: its
 target is what the cheaper side has in between, joined with what the source makes of parts of its inputs at the ends. So

@@ -1,4 +1,4 @@
-"""Whether rules follow from others by equality saturation: both sides in one e-graph at concrete generic sizes."""
+"""Whether a rule follows from others, by equality saturation of both sides at concrete generic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An e-graph over operators: equal terms in classes, with shapes, constness and origins as analyses.
+"""An e-graph over operators, with shapes, constness and origins as analyses.
 
 After Willsey et al., "egg: fast and extensible equality saturation" (2021): hash-consing, a union-find, congruence
 restored by rebuilding. Who applies rules draws the matches of a :class:`~mlc.substitution.rewrite.Rewrite` one at a

@@ -1,4 +1,4 @@
-"""Entailment of polynomial inequalities over the integers, with witnesses that are checked by multiplying out.
+"""Entailment of polynomial inequalities over the integers, with witnesses that can be checked by multiplication.
 
 A witness that ``goal >= 0`` follows from facts ``f_i >= 0`` is a list of ``[factor, [i, ...]]`` with positive factors:
 the sum of ``factor * f_i * ...`` is the goal itself, or it is -1 with ``1 + goal <= 0`` (reference -1) among the facts.
@@ -117,7 +117,7 @@ class Facts:
             self._usable = [(self._shift(p), ref) for p, ref in facts if str(ref) not in lower]
 
     def _shift(self, poly: Poly) -> Shifted:
-        """In the basis where every symbol with a lower bound is that bound plus a new, non-negative symbol."""
+        """Substitute every symbol with a lower bound by that bound plus a new nonnegative symbol."""
         total: Shifted = {}
         for monomial, factor in poly.terms:
             parts: Shifted = {(): factor}

@@ -1,4 +1,4 @@
-"""All graphs of a family by number of operators, in one world of sizes, one representative for each value.
+"""Enumerates the graphs of a family by number of operators, at one set of sizes, with one representative per value.
 
 A graph is only extended through the representatives of its parts; every other graph with the same value makes a pair
 with the representative. Commutative operators take their operands in one order. Graphs of the last size

@@ -1,4 +1,4 @@
-"""Scalars of the specifications as sums of terms, and what they demand to be defined."""
+"""Expands the scalars of specifications to sums of terms, and collects what must be defined for them."""
 
 from __future__ import annotations
 

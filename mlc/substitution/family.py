@@ -1,4 +1,4 @@
-"""A family: inputs with sizes and the operators that graphs of the bounded space are made of."""
+"""A family: the inputs, sizes and operators of which graphs are enumerated."""
 
 from __future__ import annotations
 

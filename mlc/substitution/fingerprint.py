@@ -1,4 +1,4 @@
-"""What a graph computes, told by its values at random points of the prime field of 2^61 - 1 elements.
+"""Fingerprints of graphs: their values at random points of the prime field of 2^61 - 1 elements.
 
 Two graphs that differ as polynomials differ at a random point with probability at least 1 - degree / 2^61 (Schwartz,
 Zippel). Several assignments of sizes, all distinct and some ones, tell apart what agrees only where sizes coincide.

@@ -1,4 +1,4 @@
-"""The generator: enumerate, compare by fingerprints, find the most general sizes, drop what is derived, prove.
+"""The rule generator: enumerate, compare fingerprints, find the most general sizes, drop implied rules, prove.
 
 Pairs of every family (:mod:`mlc.substitution.space`) become candidates, simple ones first. A candidate that the rules
 so far derive by saturation is dropped, unless its family says otherwise; the others are proved for all sizes, or

@@ -1,4 +1,4 @@
-"""A sum of terms that is to be zero for all indices, and the steps that were taken towards it.
+"""A proof goal: a sum of terms that must be zero for all indices, and the steps taken so far.
 
 The steps are the calculus of the certificate (:mod:`mlc.substitution.check` states each and checks it again). Terms
 keep their numbers; a new one takes the next. In the texts of steps ``@k`` is the context's variable k and ``$k`` the

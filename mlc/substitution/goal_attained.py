@@ -1,4 +1,4 @@
-"""Sums that are 0 since they are at least 0 and at most, and maxima that are the value of one of their members."""
+"""Proof steps: sums that are 0 because they are both at least and at most 0; maxima that equal one of their members."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _rise(goal: Goal, i: int, j: int, tools: Tools) -> bool:
 
 
 def _begun(goal: Goal) -> Goal:
-    """The same goal without the steps so far, which go before those to come."""
+    """The same goal without its steps so far, which precede those to come."""
     goal.steps = []
     return goal
 

@@ -1,4 +1,4 @@
-"""Quotients that are numbers: ``x * 1/x * rest`` as the rest."""
+"""Proof steps: cancellation of quotients, ``x * 1/x * rest`` as the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cases of a goal that is stuck: a guard holds or does not, one member of a maximum is the largest or another is."""
+"""Proof steps: case distinctions for a goal that is stuck, on a guard or on which member of a maximum is the largest.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def by_cases(goal: Goal, prove: Proves) -> bool:
 
 
 def by_guard(goal: Goal, prove: Proves) -> bool:
-    """The same by a guard on the context alone."""
+    """A case distinction on a guard of the context alone."""
     guard = next(_guards(goal), None) if goal.cases < _CASES else None
     found = None if guard is None else _proved(goal, prove, [(case, ()) for case in ((guard,), *negations([guard]))])
     if guard is None or found is None:

@@ -1,4 +1,5 @@
-"""Proves that what the target demands to be defined the source demands too, or that it is defined anyway."""
+"""Definedness: proves that whatever the target requires to be defined, the source requires too, or is always defined.
+"""
 
 from __future__ import annotations
 

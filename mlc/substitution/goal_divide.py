@@ -1,4 +1,5 @@
-"""Terms times ``a * (1/a)``, which is 1 wherever the source divides by ``a``, so that they meet others with ``1/a``."""
+"""Proof steps: terms are multiplied by ``a * (1/a)``, which is 1 wherever the source divides by ``a``, to match others
+with ``1/a``."""
 
 from __future__ import annotations
 
@@ -220,7 +221,7 @@ def _ways(goal: Goal, number: int) -> Iterator[tuple[_Way, bool]]:
 
 
 def _relus(goal: Goal, number: int) -> Iterator[_Way]:
-    """Of ``x * (1/max(x, 0))``, the divisor: with the maximum beside it, x is that too."""
+    """The divisor of ``x * (1/max(x, 0))``: with the maximum beside it, x is that too."""
     term = goal.terms[number]
     known = goal.known(term.guards)
     for atom in term.atoms:

@@ -1,4 +1,4 @@
-"""Sums that functions and maxima are of, without the variables of one value: those over an axis of one element."""
+"""Proof steps: removes variables with only one value from the sums inside functions and maxima."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def settle_inside(goal: Goal) -> bool:
 
 
 def settle_defined(goal: Goal) -> bool:
-    """The same where terms are demands, each of which stays one."""
+    """The same for terms that are definedness demands, each of which stays one."""
     first = len(goal.divisors)
     changed = bool(_settle_divisors(goal))
     for divisor in goal.divisors[first:]:

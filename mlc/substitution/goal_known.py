@@ -1,4 +1,4 @@
-"""What is known wherever a goal is to be shown: divisors that are not 0, and what is above 0 for them."""
+"""Facts that hold in every goal: divisors that are nonzero, and what is positive because of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maxima that one of their members is, since no other is above it."""
+"""Proof steps: maxima that equal one of their members because no other member exceeds it."""
 
 from __future__ import annotations
 

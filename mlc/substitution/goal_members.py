@@ -1,4 +1,4 @@
-"""Members of maxima: taken apart by cases, left out where they lose, and logarithms of maxima."""
+"""Proof steps on the members of maxima: case distinctions, dominated members, logarithms of maxima."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves a goal: its terms are simplified, split and added up in pairs until none is left."""
+"""The prover's main loop: terms are simplified, split and cancelled in pairs until none is left."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def _search(goal: Goal) -> list[list[Any]]:
 
 
 def _reduced(goal: Goal) -> list[list[Any]]:
-    """The same from sums that are first made as simple as they get, then in cases."""
+    """Try again with sums that are first simplified as far as possible, then split into cases."""
     return _by_parts(goal, lambda: find_nonzero(goal, TOOLS), lambda: by_cases(goal, _reduced))
 
 
 def _attained(goal: Goal) -> list[list[Any]]:
-    """The same by bounds from both sides, and by which member a maximum is."""
+    """Try again by bounds from both sides, and by which member a maximum equals."""
     return _by_parts(goal, lambda: False, lambda: (
         by_guard(goal, _attained) or by_bounds(goal, TOOLS) or attain(goal, _attained, TOOLS, False)))
 
@@ -386,7 +386,7 @@ def _spent(expander: Expander) -> bool:
 
 
 def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:
-    """For every index that both have, the witnesses that it is the same; None if one isn't."""
+    """For every index that both have, the witnesses that it is equal; None if one is not."""
     if isinstance(a, Read) and isinstance(b, Read) and a.tensor == b.tensor and len(a.indices) == len(b.indices):
         pairs = list(zip(a.indices, b.indices, strict=True))
     elif isinstance(a, Number) and isinstance(b, Number) and a.inverse == b.inverse:

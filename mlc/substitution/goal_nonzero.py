@@ -1,4 +1,4 @@
-"""What is not 0 for a reason that takes looking for: quotients of what the source divides by, sums that are above 0."""
+"""Proofs that something is nonzero: quotients of what the source divides by, and positive sums."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def find_nonzero(goal: Goal, tools: Tools) -> bool:
 
 
 def find_defined(goal: Goal, tools: Tools) -> bool:
-    """The same where terms are demands: takes one away, or notes what more is defined where the source is."""
+    """The same for terms that are definedness demands: discharges one, or records what else is defined where the source
+    is."""
     before = len(goal.divisors)
     if _follows(goal, tools):
         for divisor in goal.divisors[before:]:

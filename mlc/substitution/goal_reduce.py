@@ -116,7 +116,7 @@ def reduce_divisors(goal: Goal, tools: Tools) -> bool:
 
 
 def reduce_demands(goal: Goal, tools: Tools) -> bool:
-    """The same where terms are demands, each of which stays one."""
+    """The same for terms that are definedness demands, each of which stays one."""
     first = len(goal.divisors)
     changed = split_divisors(goal) or reduce_divisors(goal, tools)
     for divisor in goal.divisors[first:]:

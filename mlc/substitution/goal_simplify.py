@@ -1,4 +1,4 @@
-"""Steps that make the terms of a goal simpler, each on its own."""
+"""Proof steps that simplify single terms of a goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the modules that make goals simpler share: what proves for them, and how steps are undone."""
+"""Shared by the modules of proof steps: sub-proofs, and undoing of steps."""
 
 from __future__ import annotations
 

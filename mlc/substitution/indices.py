@@ -1,4 +1,4 @@
-"""Which inputs of a graph are indices, and of how many elements: what gathers and evaluations of them ask for."""
+"""Which inputs of a graph are indices, and their ranges, as gathers and evaluations require them."""
 
 from __future__ import annotations
 

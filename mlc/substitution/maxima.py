@@ -1,4 +1,4 @@
-"""The normal form of maxima, and what is known of signs.
+"""The normal form of maxima, and reasoning about signs.
 
 ``max`` of two, ``relu`` and the largest over a range are one atom, a set of members. In order: maxima inside members
 are spread out (a positive multiple of one, added to others), a member that is the same over its range loses it, what

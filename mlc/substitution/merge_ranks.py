@@ -1,4 +1,4 @@
-"""Finds rules that are one rule at several ranks, and says it once, with blocks of axes."""
+"""Merges rules that are the same rule at several ranks into one rule with blocks of axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near misses: graphs of a family whose values agree but for slabs at the ends of axes, and where these slabs end.
+"""Near misses: graphs whose values differ only in slabs at the ends of axes, and the extents of these slabs.
 
 A pair is told by the value in the middle of both tensors; around it is the box that agrees. How far it reaches is found
 at several sizes, and told by an expression over the sizes that is right at most of them.
@@ -33,7 +33,7 @@ _PART = 0.75
 
 @dataclass(frozen=True)
 class Slabs:
-    """By axis of the output, how many elements differ before and behind those that agree."""
+    """For each axis of the output, how many elements differ before and after those that agree."""
 
     before: tuple[Poly, ...]
     behind: tuple[Poly, ...]

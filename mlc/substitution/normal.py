@@ -1,4 +1,4 @@
-"""Elements as sums of terms: a factor, index variables, guards on them, and a product of atoms.
+"""The normal form of elements: sums of terms, each a factor, index variables, guards on them, and a product of atoms.
 
 A term is the sum, over all integers that its variables can be under its guards (ranges among them), of factor times
 product. Any scalar of the specifications is written so by distributing alone (:mod:`mlc.substitution.expand`);
@@ -215,7 +215,7 @@ def collected(terms: Normal) -> Normal:
 
 
 def reciprocal(value: Normal, fresh: Callable[[], str]) -> Normal:
-    """Of a product, the product of reciprocals; else opaque."""
+    """The reciprocal of a product as the product of reciprocals; otherwise opaque."""
     value = collected(value)
     if len(value) != 1 or value[0].variables or value[0].guards:
         return (Term(Fraction(1), atoms=(Function("1/", value),)),)
@@ -237,7 +237,7 @@ def times(one: Term, other: Term) -> Term:
 
 
 def divisor_of(atom: Atom) -> Atom | None:
-    """Of what one atom the atom is the reciprocal; None if it is no such."""
+    """The atom that this atom is the reciprocal of; None if it is none."""
     if isinstance(atom, Function) and atom.name == "1/" and len(atom.arg) == 1:
         [inner] = atom.arg
         if inner == Term(Fraction(1), atoms=inner.atoms) and len(inner.atoms) == 1:

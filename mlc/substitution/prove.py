@@ -1,4 +1,4 @@
-"""``prove(rule)``: a proof for every size that the rule admits, a counterexample, or neither with the reason.
+"""``prove(rule)``: a proof for every size that the rule admits, a counterexample, or the reason why there is neither.
 
 Source and target are composed from the operators' specifications into the scalar expression of one output element at
 symbolic indices, over symbolic sizes of at least 1. Their difference becomes a sum of guarded terms

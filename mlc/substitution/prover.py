@@ -1,4 +1,4 @@
-"""``python -m mlc.substitution.prover PIPE``: verdicts on rules that come from standard input, one by one into a pipe.
+"""``python -m mlc.substitution.prover PIPE``: reads rules from standard input, and writes a verdict on each to a pipe.
 
 It is ended where a verdict takes too long, and ends itself where one takes too much memory
 (:func:`mlc.substitution.verify.bounded_verdicts`).

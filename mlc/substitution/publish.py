@@ -1,4 +1,4 @@
-"""Writing a library of rules: what a generation proved, and its report.
+"""Writes a library of rules with the report of its generation.
 
 ``rules_AREA.json`` holds the rules, one a line; ``generation/report.json`` what the generator counted, the pairs that
 were not proved with the reason, the near misses with the sizes where they differ, and which part of the table was

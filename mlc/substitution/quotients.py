@@ -1,4 +1,4 @@
-"""Division of sizes: exact quotients of polynomials, and what a floor division is under facts."""
+"""Division of sizes: exact quotients of polynomials, and floor divisions under facts."""
 
 from __future__ import annotations
 

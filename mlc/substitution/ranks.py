@@ -1,4 +1,4 @@
-"""Rules for many ranks, made into rules of one rank each for what applies them.
+"""Instantiates rules for many ranks as rules of single ranks, for those who apply them.
 
 What a block of axes may be is for :mod:`mlc.substitution.check.ranks` to say.
 """

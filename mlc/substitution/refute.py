@@ -1,4 +1,4 @@
-"""Counterexamples: small sizes and integer values at which source and target differ, or the target is ill-formed.
+"""Counterexamples: small sizes and integer values at which both sides differ, or the target is ill-formed.
 
 Both sides are evaluated by the operators' evaluation over float64 at small integers, where sums of products are exact.
 Elements of the source that are not defined (a division by zero, the logarithm of a negative number) count for nothing,

@@ -1,4 +1,4 @@
-"""A part of what a graph computes, of those parts of its inputs that it takes: a box of the output, axis by axis.
+"""Restricts a graph to a box of its output, computed from the necessary slices of its inputs.
 
 A window over an image that reaches beyond what is cut keeps the padding there, and has none where it does not. What is
 beyond is told by most of the sizes given: whoever uses the result has to prove it.

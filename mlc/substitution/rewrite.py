@@ -1,4 +1,4 @@
-"""A rule as a rewrite of an e-graph: where its source is found, and what it builds there."""
+"""A rule as a rewrite on an e-graph: matching its source, and building its target."""
 
 from __future__ import annotations
 

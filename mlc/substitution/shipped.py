@@ -1,4 +1,4 @@
-"""The shipped rules with their certificates: one JSON file for each area, written by the generator.
+"""The shipped rules with their certificates, in one JSON file per area that the generator writes.
 
 ``rules_AREA.json`` holds the rules, one a line; :mod:`mlc.substitution.publish` writes them.
 """

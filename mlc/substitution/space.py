@@ -1,4 +1,4 @@
-"""The bounded space that the generator searches: families of inputs and operators, and how many operators a side has.
+"""The space that the generator searches: families of inputs and operators, and the number of operators a side.
 
 A family names its inputs with their sizes and the steps (operators with attributes) that graphs are made of. Sizes are
 texts: a number is that size, a name in small letters is a symbol of that input's own, a name in capitals is one symbol

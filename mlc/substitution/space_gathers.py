@@ -1,4 +1,4 @@
-"""Families of gathers: what is computed of every row of a table may be computed before rows are taken, or after.
+"""Families of gathers: what is computed on each row of a table may be computed before or after rows are taken.
 
 A table is mostly constant (an embedding), so that what is done with its rows is done when a model is compiled: products
 (the factorised embedding of ALBERT, a projection behind one), norms, functions, scales. Others take one gather for two.
@@ -35,7 +35,7 @@ def families() -> list[Family]:
 
 
 def _family(name: str, depth: int, inputs: Mapping[str, str], steps: str, **uses: int) -> Family:
-    """With indices ``i``, which every gather is at."""
+    """A family with indices ``i``, at which every gather is."""
     made = family(name, depth, {**inputs, "i": _ROWS}, steps, _WORLD, **{"gather": 1, **uses})
     return replace(made, indices={"i": _WORLD["n"]})
 
@@ -57,7 +57,7 @@ def _norm(name: str, x: Call | str, parameters: str) -> Call:
 
 
 def _products() -> list[Family]:
-    """Of rows, of columns, and of matrices."""
+    """Families of products of rows, of columns, and of matrices."""
     rows = "gather axis=0"
     return [
         _family("gather-product", 2, {"x": "n k", "w": "k m"}, f"matmul;{rows}"),

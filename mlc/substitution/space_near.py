@@ -1,5 +1,5 @@
-"""Families of convolutions with means of windows and with a batch beside: near misses, which differ at the edges of
-images where windows read padding, and what is equal without padding.
+"""Families of convolutions with average pooling or with a batch: partially equivalent rules, which differ at the edges
+of images, and equivalent ones without padding.
 
 What near misses multiply less must pay for the edges, which are computed as before. Images of a batch side by side are
 one image of which a convolution reads the neighbours where it should read zeros ("batch folded into space" of PET). The

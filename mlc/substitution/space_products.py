@@ -1,4 +1,4 @@
-"""Families of products of three, of products of what is repeated, and of what is added to that.
+"""Families of products of three operands, of products of repeated operands, and of what is added to those.
 
 Which order of a product of three takes fewest multiplications is told by the sizes at hand: such rules go both ways,
 and a search takes the way that leaves less. What is the same all along an axis is multiplied once; where it is a part
@@ -20,7 +20,8 @@ def families() -> list[Family]:
 
 
 def _chains() -> list[Family]:
-    """With a scale between the products, of everything or of rows; or a quotient, which nothing else takes out."""
+    """Families with a scale between the products, of everything or of rows; or with a quotient, which nothing else
+    covers."""
     chain = {"x": "b m k", "y": "b k l", "z": "b l n"}
     first, last = ("matmul", "x", "y"), ("matmul", "y", "z")
     left = {"number": ("", "mul"), "rows": ("b m 1", "mul"), "quotient": ("b m 1", "div")}

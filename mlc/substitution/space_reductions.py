@@ -1,4 +1,4 @@
-"""Families of sums, means and largest elements over axes: what may be computed before one or after it.
+"""Families of reductions (sum, mean, max): what may be computed before or after one.
 
 Layers that a mean or a sum follows (pooling over a sequence, a set, an image) are linear, so that one row is left to
 compute. Products of more axes come as products of matrices with reshapes around them: that is how models hold them.
@@ -19,7 +19,7 @@ _JOINS = {"sum": "add", "max": "maximum"}
 
 
 def families() -> list[Family]:
-    """By operator, simple laws first."""
+    """The families by operator, simple laws first."""
     found = [family("lattice", 2, {"x": "n c", "y": "n c"}, "maximum;minimum;relu;neg", {"n": 2, "c": 4})]
     for op in ("sum", "mean", "max"):
         found += _movements(op)

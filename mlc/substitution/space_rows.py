@@ -1,4 +1,4 @@
-"""Families of what is computed row by row, softmax and norms, and of functions of one element that others define.
+"""Families of row-wise operators (softmax, norms) and of elementwise functions composed of others.
 
 They commute with what joins, cuts and repeats rows, at every rank; a layer norm does not see what is added to all of a
 row. (Nor does a softmax, which is proved as well; but the order of a prime field's elements, by which graphs are
@@ -22,7 +22,7 @@ _WHOLE = "I+J+K-2"
 
 
 def families() -> list[Family]:
-    """By operator: what joins, cuts and repeats, then what is added to rows."""
+    """The families by operator: concatenation, slicing and repetition first, then what is added to rows."""
     found: list[Family] = []
     found += _moved("softmax", _function("softmax axis=3"), "n {} h c")
     for name, parameters in _NORMS.items():

@@ -1,4 +1,5 @@
-"""Families that search a part of the table uniformly: every graph of so many operators over matrices of one size.
+"""Families that search part of the operator table uniformly: all graphs of a number of operators over matrices of one
+size.
 
 The families of the library say which operators may meet, since that is where laws are expected; these take all of
 theirs together, and look for what the library does not derive.

@@ -1,4 +1,4 @@
-"""The substitutions of TASO in its own JSON, as rules (Jia et al., SOSP 2019).
+"""Reader of TASO's JSON format of substitutions (Jia et al., SOSP 2019).
 
 What the file leaves open is read so that the source is well-formed in as many ways as it can be: every rank (those of
 convolutions and of ``numdim`` are given), and groups of a convolution as many as the input's channels hold the

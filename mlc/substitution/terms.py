@@ -1,4 +1,4 @@
-"""A graph in the language of the rules: operators of the table over leaves, with concrete shapes.
+"""A graph in the rule language: operators of the table over leaves, with concrete shapes.
 
 Leaves are inputs of the region, constants, and the results of operators that the table lacks. Of those the operands
 are known too, so that one graph holds a whole model.
@@ -67,7 +67,7 @@ class TermGraph:
         return {(term.op, len(term.shape)) for term in self.terms if not term.leaf}
 
     def readers(self) -> dict[int, list[int]]:
-        """For each place, the places of the terms that read it."""
+        """For each term, the indices of the terms that read it."""
         found: dict[int, list[int]] = {i: [] for i in range(len(self.terms))}
         for place, term in enumerate(self.terms):
             for source in term.inputs:

@@ -1,4 +1,4 @@
-"""The most general sizes under which two graphs over the same inputs are well-formed and equal in shape."""
+"""Finds the most general sizes at which two graphs over the same inputs are well-formed and equal in shape."""
 
 from __future__ import annotations
 

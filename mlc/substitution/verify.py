@@ -1,4 +1,4 @@
-"""Verdicts on the rules of a file: TASO's or our own JSON."""
+"""Verdicts on the rules of a file, in TASO's or mlc's JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from mlc import children
+from mlc import subprocesses
 from mlc.substitution.codec import RuleError, condition_text, dump_rule, load_rule
 from mlc.substitution.conditions import synthesise
 from mlc.substitution.prove import Proved, Refuted, prove
@@ -107,8 +107,8 @@ def _answers(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float) -> Ite
     """
     reading, writing = os.pipe()
     here = Connection(reading, writable=False)
-    child = subprocess.Popen(children.command("mlc.substitution.prover", str(writing)), stdin=subprocess.PIPE,
-                             stderr=subprocess.DEVNULL, pass_fds=[writing], env=children.environment())
+    child = subprocess.Popen(subprocesses.command("mlc.substitution.prover", str(writing)), stdin=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, pass_fds=[writing], env=subprocesses.environment())
     os.close(writing)
     try:
         assert child.stdin is not None

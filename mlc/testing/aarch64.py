@@ -1,5 +1,5 @@
-"""Running code for aarch64 on another machine, under QEMU: it shows that code computes the right numbers with
-instructions that this machine lacks, and nothing about time.
+"""Runs aarch64 code on another machine under QEMU. This shows that code computes the right numbers with instructions
+that this machine lacks; it says nothing about speed.
 
 :func:`run` links one function with a driver in C. Needs ``qemu-aarch64`` and ``aarch64-linux-gnu-gcc`` (Debian:
 ``qemu-user``, ``gcc-aarch64-linux-gnu``) or the compiler of the package ``ziglang``. :class:`Emulated` is a whole

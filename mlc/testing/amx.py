@@ -1,5 +1,6 @@
-"""Running code for AMX on any x86-64 CPU. One without it emulates it, which shows that code computes the right numbers
-and which tile instructions it executes, and nothing about time; one with it runs the code itself, and counts nothing.
+"""Runs AMX code on any x86-64 CPU. A CPU without AMX emulates it, which shows that code computes the right numbers and
+which tile instructions it executes, but says nothing about speed; a CPU with AMX runs the code itself and counts
+nothing.
 
 ``amx.c`` executes the tile instructions, which such a CPU refuses. :func:`install` makes this process answer them, and
 what :func:`environment` says makes a child do so, which also reads that its CPU has AMX and must ask the kernel for

@@ -1,4 +1,4 @@
-"""Workers that build and run candidates in virtual time: what a measurer of one machine makes of theirs."""
+"""Simulated workers that build and run candidates in virtual time, for tests of the local measurer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor functions with references: what search spaces are tried on."""
+"""Tensor functions with references, to test search spaces on."""
 
 from __future__ import annotations
 

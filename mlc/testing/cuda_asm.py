@@ -1,4 +1,4 @@
-"""The inline assembly of generated CUDA kernels as calls of the emulator (``cuda_ptx.h``)."""
+"""Translates the inline assembly of generated CUDA kernels to calls of the emulator (``cuda_ptx.h``)."""
 
 from __future__ import annotations
 

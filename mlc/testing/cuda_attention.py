@@ -1,4 +1,4 @@
-"""Attentions as tensor functions for GPUs, each with a reference in float64."""
+"""Attention functions for GPUs, each with a float64 reference."""
 
 from __future__ import annotations
 

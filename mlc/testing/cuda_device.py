@@ -1,5 +1,5 @@
-"""A GPU that is this machine's CPU: TVM's CUDA runtime loads artifacts, copies, captures graphs and starts kernels as
-it does on a real one, and the kernels run in the :mod:`emulator <mlc.testing.cuda_emulator>`.
+"""A simulated GPU: TVM's CUDA runtime loads artifacts, copies, captures graphs and launches kernels as on a real one,
+and the kernels run in the :mod:`emulator <mlc.testing.cuda_emulator>`.
 
 What is NVIDIA's alone is replaced: the driver and its runtime (``cuda_device.cc``) and the compiler. What a stream is
 given is done as late as it may be, so that a wait that is missing shows in the numbers. So

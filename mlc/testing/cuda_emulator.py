@@ -1,4 +1,4 @@
-"""Running generated CUDA kernels on a machine without a GPU: the source as it is, a fiber for each thread.
+"""An emulator of generated CUDA kernels: compiles their source unchanged for the CPU, with a fiber per thread.
 
 The :mod:`twin <mlc.testing.cuda_twin>` shows that a schedule's transformations mean the same. This shows that the
 kernels do, barriers, predicates, vector accesses and shuffles included: the CUDA source that TVM writes is compiled as

@@ -1,4 +1,4 @@
-"""Products with packed weights of 2, 4 and 8 bits, each with a reference in float64 that knows nothing of the packing.
+"""Products with packed weights of 2, 4 and 8 bits, each with a float64 reference that is independent of the packing.
 """
 
 from __future__ import annotations

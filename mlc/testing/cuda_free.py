@@ -1,4 +1,4 @@
-"""Tensor functions with free sizes for GPUs, each with a reference in float64."""
+"""Tensor functions with free sizes for GPUs, each with a float64 reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of images whose channels lie together, for tensor cores, each with a reference in float64."""
+"""Channels-last convolutions for tensor cores, each with a float64 reference."""
 
 from __future__ import annotations
 

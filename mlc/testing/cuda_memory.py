@@ -1,4 +1,4 @@
-"""Functions of any size whose time on GPUs is the memory's: norms and sums of rows, a row times a weight, pooling."""
+"""Memory-bound functions for GPUs, of any size: norms and sums of rows, a row times a weight, pooling."""
 
 from __future__ import annotations
 

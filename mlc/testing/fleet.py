@@ -1,4 +1,4 @@
-"""A fleet of simulated devices, in virtual time: they sleep as devices would, lose answers, die and come."""
+"""A simulated fleet in virtual time: devices that are busy, lose answers, die and join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-test of a tensor intrinsic, from what its entry says of itself.
+"""The test of a tensor intrinsic, derived from its declaration.
 
 The loops that it describes and the function that stands for them are built and run on the same data, random with
 extremes, and compared with the entry's numpy; so any entry is tested, and on whatever can run its instruction. What a

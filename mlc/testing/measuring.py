@@ -1,4 +1,4 @@
-"""A measurer that builds nothing: synthetic times from a candidate's decisions, with failures on demand."""
+"""A fake measurer: synthetic times computed from a candidate's decisions, with failures on demand."""
 
 from __future__ import annotations
 

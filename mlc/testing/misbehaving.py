@@ -1,4 +1,4 @@
-"""Measurers whose candidates fail: real ones that were made to crash, to hang or to be wrong, or all at once."""
+"""Measurers whose candidates crash, hang or return wrong results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tvm
 from tvm import s_tir, tirx
 
 from mlc.graph.task import from_json, to_json
+from mlc.measure.compiling_runner import params_of
 from mlc.measure.measurer import Measurer, MeasureRequest, MeasureResult
-from mlc.measure.workbench import params_of
 from schedules.trace import replay
 
 __all__ = ["FAILURES", "Refuser", "Saboteur", "fate_of", "spoilt"]

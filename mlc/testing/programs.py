@@ -1,4 +1,4 @@
-"""Small lowered programs with known results, for tests of what comes after the graph."""
+"""Small lowered programs with known results, for tests of everything after the graph passes."""
 
 from __future__ import annotations
 

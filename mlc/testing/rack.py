@@ -1,4 +1,4 @@
-"""TVM's tracker and workers of ours as processes on this machine, for tests that kill them."""
+"""TVM's tracker and mlc's workers as processes on this machine, for tests that kill them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-from mlc import children
+from mlc import subprocesses
 from mlc.errors import MeasureError
 from mlc.measure.rpc_protocol import LOOPBACK, Tracker
 
@@ -54,9 +54,9 @@ class Rack:
         command: list[str] | None = None, tracked: bool = True,
     ) -> None:
         self.port = free_port()
-        self._environment = children.environment(MLC_TOKEN=token) if environment is None else {
+        self._environment = subprocesses.environment(MLC_TOKEN=token) if environment is None else {
             **environment, "MLC_TOKEN": token}
-        self._command = command or children.command("mlc.measure.rpc_server")
+        self._command = command or subprocesses.command("mlc.measure.rpc_server")
         self.tracker: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes] | None] = [None] * count
         if tracked:
@@ -79,8 +79,8 @@ class Rack:
         """Start whatever does not run, and wait until the tracker knows all workers."""
         if self.tracker is None or self.tracker.poll() is not None:
             where = [f"--host={LOOPBACK}", f"--port={self.port}", f"--port-end={self.port + 1}"]
-            command = children.command("tvm.exec.rpc_tracker", *where)
-            self.tracker = subprocess.Popen(command, env=children.environment(), stderr=subprocess.DEVNULL)
+            command = subprocesses.command("tvm.exec.rpc_tracker", *where)
+            self.tracker = subprocess.Popen(command, env=subprocesses.environment(), stderr=subprocess.DEVNULL)
             until(self._answers)
         for i, worker in enumerate(self.workers):
             if worker is None or worker.poll() is not None:

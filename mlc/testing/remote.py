@@ -1,4 +1,4 @@
-"""Devices that are far away and unreliable, in virtual time: what an executor's users must put up with."""
+"""A simulated executor of remote, unreliable devices in virtual time, for tests of an executor's users."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from mlc.artifact.features import missing_features, required_features
+from mlc.artifact.cpu_features import missing_features, required_features
 from mlc.target import resolve
 
 __all__ = ["runs"]

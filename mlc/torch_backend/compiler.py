@@ -1,4 +1,4 @@
-"""Graphs that Dynamo captures become functional ones, programs of :func:`torch.export`, and executables."""
+"""From a graph that Dynamo captured to an executable: functionalise, export with :func:`torch.export`, compile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlc.artifact.inputs import Fit
 from mlc.errors import MlcError, ModelError, UsageError
 from mlc.shapes import Free
 from mlc.text import one_line
-from mlc.torch_backend.free import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
+from mlc.torch_backend.dynamic_shapes import Symbols, computed, is_symbol, numbers, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
 from mlc.torch_backend.tracing import trace_recurrent_layers
 from mlc.torch_backend.weights import Weights, is_weight
@@ -323,11 +323,11 @@ class _Specialised:
         return [result.laid_out(next(made)) if isinstance(result, _Result) else result for result in results]
 
     def _given(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """What the executable takes."""
+        """The arguments of the executable."""
         return [*(args[i].detach() for i in self._inputs), *(_number(args[i]) for i in self._numbers)]
 
     def _results_for(self, args: Sequence[Any]) -> list[Any]:
-        """What the graph returns for inputs of these sizes."""
+        """The graph's results for inputs of these sizes."""
         if self._others is None and self._results_of:
             return next(iter(self._results_of.values()))
         key = tuple((arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg
@@ -358,7 +358,7 @@ def _type(tensor: torch.Tensor | _Result) -> tuple[tuple[int, ...], str]:
 
 
 def _results(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """What the graph returns: a :class:`_Result` for each tensor, the value itself for what is none."""
+    """The graph's results: a :class:`_Result` for each tensor, and the value itself for anything else."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,4 +1,4 @@
-"""A captured graph as ``torch.export`` takes it: weights and numbers inside, operators that it keeps."""
+"""A captured graph as ``torch.export`` takes it: with weights and numbers as constants, and operators kept whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mlc.errors import ModelError
-from mlc.torch_backend.free import Symbols, numbers, places
+from mlc.torch_backend.dynamic_shapes import Symbols, numbers, places
 
 __all__ = ["Frozen", "composed"]
 
@@ -64,7 +64,7 @@ def _bare(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch
 
 
 def composed(node: torch.fx.Node) -> Callable[..., Any] | None:
-    """What computes the same as a fused operator of PyTorch's inference, in operators that export keeps."""
+    """Replace a fused operator of PyTorch's inference by operators that export keeps."""
     function, drops = _COMPOSED.get(node.target, (None, None))
     return None if drops is not None and len(node.args) > drops and node.args[drops] else function
 

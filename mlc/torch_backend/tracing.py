@@ -1,4 +1,4 @@
-"""What Dynamo traces for this backend alone."""
+"""Changes to what Dynamo traces, for this backend only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers whose elements an artifact holds, and what tells that they have changed since."""
+"""Parameters and buffers that are constants of an artifact, and the detection of changes to them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _version(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
-    """Of the bytes of some of the elements."""
+    """The addresses of the bytes of some of the elements."""
     if tensor.device.type != "cpu" or not tensor.numel() or not tensor.data_ptr():
         return []
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

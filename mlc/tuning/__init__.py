@@ -1,4 +1,4 @@
-"""The search: strategies that propose, the allocation of trials to tasks, the session that measures and records."""
+"""Tuning: search strategies, the allocation of trials to tasks, and the session that measures and records."""
 
 from __future__ import annotations
 

@@ -1,19 +1,22 @@
-"""Which task gets the next trials: the one whose expected gain for the whole model is largest per second spent.
+"""Allocation of trials: the next batch goes to the task with the largest expected gain for the whole model per second.
 
-    weight * seconds of a call * expected relative gain / seconds of the next batch
+    weight * seconds per call * expected relative gain / seconds of the next batch
 
-A task that was not measured yet is worth the most: its first batch holds the seeds. What it takes is not known then;
-it is taken to be as far from its roofline as those that were measured, in the median, or what a schedule that ships
-took. So a small budget goes to the tasks that matter, a few candidates each, and the many small ones keep their
-defaults: measuring a default alone gains nothing. Where a quarter of the budget is enough for it, every task has its
-first batch before any has a second. Afterwards the expected gain mixes what the last batches gained with
-the distance to the roofline, discounted for each batch without success; compare the gradient of Ansor's task scheduler
-(Zheng et al., 2020), which knows no cost. Alternatives (tasks of which the model runs the fastest only) compete: an
-expected gain counts as far as it gets ahead of the best rival, and one that cannot win any more stops. Where the tasks
-are those of several graphs, of which the model runs the fastest, a gain counts by the chance that its graph still has;
-tasks of graphs without one get nothing. Where they are those of several models, a gain counts in each that calls it.
+A task that was not measured yet has the largest expected gain: its first batch contains the seeds. Its time is not
+known then; it is assumed to be as far from its roofline as the tasks that were measured, in the median, or to equal the
+time of a shipped schedule. A small budget thus goes to the tasks that matter, a few candidates each, while the many
+small ones keep their defaults: measuring a default alone gains nothing. If a quarter of the budget suffices, every task
+has its first batch before any has a second one.
 
-Choices depend on measured times, hence differ between runs on a real machine; given the times they are fixed.
+Afterwards the expected gain combines the gains of the last batches with the distance to the roofline, discounted for
+each batch without success; compare the gradient of Ansor's task scheduler (Zheng et al., 2020), which ignores costs.
+Alternatives (tasks of which the model runs only the fastest) compete: an expected gain counts only as far as it beats
+the best rival, and an alternative that cannot win any more stops. If the tasks belong to several graphs, of which the
+model runs only the fastest, a gain is weighted by the probability that its graph wins; tasks that only hopeless graphs
+use get nothing. If they belong to several models, a gain counts in each model that calls the task.
+
+Choices depend on measured times, and therefore differ between runs on a real machine; for given times they are
+deterministic.
 """
 
 from __future__ import annotations
@@ -62,10 +65,10 @@ _TRIAL_SECONDS = 0.4
 
 @dataclass
 class TaskState:
-    """What is known about one task while it is tuned. Seconds are of one call unless named otherwise.
+    """What is known about one task during tuning. Seconds are per call unless named otherwise.
 
-    States with an equal ``choice`` that is not empty are alternatives for the same calls. ``shipped`` is the time of
-    the schedule that comes with mlc, on some machine of this kind.
+    States with an equal, nonempty ``choice`` are alternatives for the same calls. ``shipped`` is the time of the
+    shipped schedule, on some machine of this kind.
     """
 
     index: int
@@ -100,8 +103,8 @@ class TaskState:
 class Allocator:
     """Hands out batches; :meth:`update` decides when a task stops.
 
-    ``graphs`` say, for each model, how often each of its graphs calls the task of which index (left out: one model that
-    calls each as often as it weighs); a call takes ``call_seconds`` besides.
+    ``graphs`` gives, for each model, how often each of its graphs calls each task, by index (default: one model that
+    calls each as often as its weight); a call costs ``call_seconds`` in addition.
     """
 
     def __init__(
@@ -281,5 +284,6 @@ def _affordable(trials: int | None, seconds: float | None) -> float:
 
 
 def _guess(state: TaskState, typical: float) -> float:
-    """What an unmeasured task takes: what its shipped schedule took, else its roofline over the ``typical`` part."""
+    """The assumed time of an unmeasured task: that of its shipped schedule, else its roofline divided by the
+    ``typical`` fraction."""
     return state.shipped if math.isfinite(state.shipped) else state.roofline / typical

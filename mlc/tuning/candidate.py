@@ -1,4 +1,4 @@
-"""Candidates of one task: decisions in its space, the schedule they give, and the records of earlier ones."""
+"""Candidates of a task: a point of its space, the schedule that it gives, and earlier records of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Point = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One way to schedule ``task``. ``schedule`` is None for one that is known from the log only."""
+    """A way to schedule ``task``. ``schedule`` is None for a candidate that is only known from the log."""
 
     task: Task
     space: str
@@ -56,9 +56,9 @@ class Candidate:
 
 
 class TaskSpace:
-    """The points of a task's space and the way from a point to a candidate. Failures are counted, never raised.
+    """The points of a task's space, and how to realise one as a candidate. Failures are counted, not raised.
 
-    ``shipped`` is the record that came with mlc for the task; ``hints`` are points that may be good, best first.
+    ``shipped`` is the record that ships with mlc for the task; ``hints`` are points that may be good, best first.
     """
 
     def __init__(self, task: Task, space: Space | None = None, shipped: Record | None = None) -> None:
@@ -84,17 +84,17 @@ class TaskSpace:
                 yield point
 
     def starts(self) -> list[Point]:
-        """Where a search begins: seeds and hints in turn, both best first."""
+        """The points that a search starts from: seeds and hints alternately, each best first."""
         turns = zip_longest(self.seeds(), self.hints)
         return list(dict.fromkeys(point for turn in turns for point in turn if point is not None))
 
     @cached_property
     def default(self) -> Candidate | None:
-        """What code is built from without a log of one's own: what ships, else the first seed that can be scheduled."""
+        """The candidate that a build without a log of one's own uses: the shipped one, else the first feasible seed."""
         return self._adopted() or next((c for c in map(self.realise, self.seeds()) if c is not None), None)
 
     def _adopted(self) -> Candidate | None:
-        """The shipped record as a candidate, where it is of this space and fits this machine."""
+        """The shipped record as a candidate, if it belongs to this space and fits this machine."""
         found = self.recall(self._shipped) if self._shipped is not None else None
         if found is None or self._shipped is None:
             return None
@@ -134,14 +134,15 @@ class TaskSpace:
         return tuple(rng.choice(pair) for pair in zip(a, b, strict=True))
 
     def point(self, decisions: Mapping[str, int]) -> Point | None:
-        """The point of decisions by name; None where they are not of this space (a record of an older one)."""
+        """The point with these decisions, by name; None if they do not belong to this space (a record of an older
+        version)."""
         if set(decisions) != {knob.name for knob in self.knobs}:
             return None
         values = tuple(decisions[knob.name] for knob in self.knobs)
         return values if all(v in index for v, index in zip(values, self._indices, strict=True)) else None
 
     def realise(self, point: Point) -> Candidate | None:
-        """The candidate at ``point``, or None where the space cannot carry it out."""
+        """The candidate at ``point``; None if the decisions are invalid."""
         decisions = self._decisions(point)
         try:
             sch = schedule_with(self.space, self.task.func, self.target, decisions)
@@ -154,8 +155,8 @@ class TaskSpace:
         return Candidate(self.task, self.space.name, decisions, point, sch)
 
     def features_of(self, candidate: Candidate) -> SpaceFeatures | None:
-        """What the space says of a candidate on a GPU, for a cost model that reads its loops; None where it has no
-        price. On CPUs the loops say everything."""
+        """What the space knows about a candidate on a GPU, as input of the cost model; None if it has no price. On CPUs
+        the loops say everything."""
         if self.task.target.kind == "llvm":
             return None
         seconds = self.price(candidate.point)
@@ -165,8 +166,7 @@ class TaskSpace:
         return SpaceFeatures(seconds, candidate.point, **(asdict(asked) if asked is not None else {}))
 
     def price(self, point: Point) -> float | None:
-        """Seconds that the space gives a point by arithmetic; None where it has no price, or the point does not fit the
-        machine."""
+        """The estimated seconds of a point; None if the space has no price, or the point does not fit the machine."""
         try:
             return self.space.price(self.task.func, self.target, self._decisions(point))
         except InvalidDecision:
@@ -176,7 +176,7 @@ class TaskSpace:
         return {knob.name: value for knob, value in zip(self.knobs, point, strict=True)}
 
     def recall(self, record: Record) -> Candidate | None:
-        """The candidate that a record is about, without its schedule; None where it is not of this space."""
+        """The candidate that a record is about, without its schedule; None if it does not belong to this space."""
         point = self.point(record.decisions) if record.space == self.space.name else None
         if point is None:
             return None

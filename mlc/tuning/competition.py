@@ -1,4 +1,4 @@
-"""Several graphs of one model that share a budget: how likely each still is to become the fastest."""
+"""Several graphs of one model that share a tuning budget: how likely each still is to become the fastest."""
 
 from __future__ import annotations
 

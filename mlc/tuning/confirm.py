@@ -1,4 +1,4 @@
-"""Whether the winner really is faster: it is timed in turn with the default and the earlier best, and must win.
+"""Confirms a winner: it is timed interleaved with the default and the earlier best, and must be significantly faster.
 
 A search takes the minimum of many noisy times, so its winner is partly luck. Timed in turn, what disturbs the
 machine disturbs all rivals alike, and only the differences within a round are judged.

@@ -1,4 +1,5 @@
-"""Who measures for a run: this machine, or a fleet that is reached first, since ``native`` means its CPU then."""
+"""The devices that measure for a run: this machine, or a fleet, which is contacted first, since ``native`` then means
+its CPU."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ class Measuring:
     fleet: Fleet | None = None
 
     def of(self, target: str | Target) -> Measuring:
-        """The same devices for another target, as the user named it: ``native`` is what they are."""
+        """The same devices for another target, as the user named it: ``native`` means the devices' CPU."""
         native = self.fleet.native if self.fleet is not None and target == "native" else ""
         return replace(self, target=Target("native", native) if native else target)
 
     def measurer(self, threads: int) -> Measurer | None:
-        """What measures on a fleet; None for this machine. Raises :class:`UsageError` where that cannot run the
+        """A measurer on the fleet; None for this machine. Raises :class:`UsageError` if the devices cannot run the
         target's code."""
         if self.fleet is not None:
             return remote_measurer(self.fleet, threads)

@@ -1,4 +1,4 @@
-"""What happens during a tuning run, as values; whoever listens decides how to show it."""
+"""Events of a tuning run, as values; listeners decide how to show them."""
 
 from __future__ import annotations
 

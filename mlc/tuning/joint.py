@@ -1,4 +1,5 @@
-"""Graph and schedules together: candidates are extracted, what they need is tuned, and they are extracted again.
+"""Joint optimisation of graph and schedules: graphs are extracted, their tasks are tuned, and graphs are extracted
+again with the measured prices.
 
 The tasks of every graph that may still win are tuned in one run, so that trials go where they gain most. What the log
 then says of the model's products corrects the estimates that extraction adds up; a graph that is found only then has
@@ -35,8 +36,8 @@ from mlc.measure.measurer import Measurer
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from mlc.tuning.confirm import faster
+from mlc.tuning.early_abort import HopelessRun
 from mlc.tuning.events import Finished, Listener
-from mlc.tuning.hopeless import HopelessRun
 from mlc.tuning.options import TuneOptions
 from mlc.tuning.report import GraphReport, TaskReport, TuneReport
 from mlc.tuning.rounds import Rounds
@@ -135,7 +136,7 @@ class _Joint:
         return [_sum(entrant, times) for entrant in entrants]
 
     def fastest(self, entrants: Sequence[_Entrant]) -> _Entrant:
-        """By the tasks' times; the model's own, which comes first, unless another is faster."""
+        """The fastest graph by its tasks' times; the model's own, which comes first, unless another is faster."""
         times = self.seconds(entrants)
         return entrants[min(range(len(entrants)), key=times.__getitem__)]
 
@@ -222,7 +223,7 @@ class _Part:
         return found
 
     def calls(self) -> list[dict[str, int]]:
-        """What a call of a task saves counts so many times, for each graph."""
+        """How often a call of a task counts, for each graph."""
         return [{key: n * self.priority for key, n in entrant.calls.items()} for entrant in self.entrants]
 
     def kept(self, interrupted: bool) -> tuple[_Entrant, GraphReport | None]:
@@ -332,7 +333,7 @@ class JointTuning:
         return bool(self._reports) and self._reports[-1].reason == "interrupted"
 
     def _budget(self, part: float, reserved: float = 0.0) -> TuneOptions | None:
-        """What is left of a part of the budget; None where nothing is."""
+        """The remainder of a part of the budget; None if it is used up."""
         trials, seconds = self._options.trials, self._options.seconds
         if trials is not None:
             spent = self._rounds.spent_trials + sum(report.trials for report in self._reports)

@@ -1,4 +1,4 @@
-"""What a run writes into the log: records with the budget they used up, and the cost model."""
+"""What a run writes to the log: records, the budget that is used up, and the cost model."""
 
 from __future__ import annotations
 

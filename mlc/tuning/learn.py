@@ -1,4 +1,4 @@
-"""The cost model's way from logs and back: samples of what was measured, and the model that ships."""
+"""Training of the cost model: samples from logs, the stored model, and the shipped one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def samples_of(log: TuningLog, kind: str | None = None) -> Iterator[Sample]:
 
 
 def _space_features(task: Task, record: Record) -> SpaceFeatures | None:
-    """What the space of a record says of it, on a GPU; None of one that is of no space that the task has today."""
+    """What a record's space knows about it, on a GPU; None if the space no longer exists for the task."""
     if task.target.kind == "llvm":
         return None
     space = TaskSpace(task)

@@ -1,4 +1,4 @@
-"""What a user may ask of a tuning run."""
+"""The options of a tuning run."""
 
 from __future__ import annotations
 

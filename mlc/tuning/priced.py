@@ -1,4 +1,4 @@
-"""The points of a space in the order of its price, where nothing but arithmetic says which are worth a compiler's time.
+"""The points of a space in the order of their analytic price, for tuning without the device.
 
 A space's seeds are a few of them, some the best of a kind; here all points are priced, or of a large space a sample.
 Seeds and others come in turn: the best by price are often alike, and what is wrong with one is wrong with all. A

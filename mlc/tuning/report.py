@@ -1,4 +1,4 @@
-"""What a tuning run found, for a table, a script, or the next run."""
+"""The result of a tuning run, for people, scripts and the next run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Choosable = TypeVar("_Choosable", bound="Choosable")
 
 
 class Choosable(Protocol):
-    """What may be one of several alternatives."""
+    """Something that may be one of several alternatives."""
 
     @property
     def choice(self) -> str: ...
@@ -159,7 +159,7 @@ def latency(parts: Iterable[tuple[str, float]]) -> float | None:
 
 
 def first_of_choices(parts: Iterable[_Choosable]) -> list[_Choosable]:
-    """Those with an empty ``choice``, and the first of each other one: what untuned code runs."""
+    """Those with an empty ``choice``, and the first of each choice: what untuned code runs."""
     seen: set[str] = set()
     kept = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Several tuning runs on the graphs of one model, or of several models, told to a listener as one run."""
+"""Several tuning runs, on the graphs of one model or on several models, reported to a listener as one run."""
 
 from __future__ import annotations
 

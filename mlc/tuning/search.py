@@ -1,4 +1,4 @@
-"""One task while it is tuned: its space, its strategy, its allocation state, and what is known of it."""
+"""The state of one task during tuning: its space, its strategy, its share of the budget, and its records."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ _REPLAYED = 128
 
 
 class Search:
-    """``records`` are the task's records in the log when the run begins, ``earlier`` the one compiled code uses.
+    """One task during a tuning run.
 
-    ``shipped`` is the record that compiled code would use without the log, ``budget`` the trials that the task may
-    expect, if they are bounded. ``experience`` is with other tasks.
+    ``records`` are the task's records in the log when the run begins, ``earlier`` the one that a build would use,
+    ``shipped`` the record that a build would use without a log, ``budget`` the number of trials that the task can
+    expect, if that is bounded. ``experience`` is that with other tasks.
 
-    Raises whatever a defective space raises on this function; the run then leaves the task alone.
+    Raises whatever a defective space raises for this function; the run then skips the task.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Search:
         return self.strategy.ask(n)
 
     def request(self, trace: str, paired: bool = False) -> MeasureRequest:
-        """What a measurer needs to build and run a trace of this task, ``paired`` with its default's, whose time on
-        another machine says nothing of this one's pace."""
+        """The measurement request for a trace of this task; ``paired`` with the time of its default, since the time on
+        another machine says nothing about the speed of this one."""
         best, default = self.state.best, self.space.default
         usual = self.state.default if self.default is not None and self.default.machine == self._machine else math.inf
         return replace(
@@ -84,12 +85,12 @@ class Search:
         )
 
     def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> list[Sample]:
-        """Let the strategy know the results; what the cost model may learn from them."""
+        """Tell the strategy the results; returns the samples that the cost model may learn from."""
         self.strategy.tell(candidates, results)
         return self._samples(candidates, [_median(r) for r in results])
 
     def is_new(self, result: MeasureResult) -> bool:
-        """Whether no earlier candidate lowered to the same code: then the result tells something."""
+        """Whether no earlier candidate lowered to the same code, so that the result is new information."""
         return not result.code_hash or result.code_hash not in self._codes
 
     def note(self, record: Record) -> None:
@@ -107,11 +108,11 @@ class Search:
 
     @property
     def best(self) -> Record | None:
-        """The record to use: the confirmed one, else the fastest that is known."""
+        """The record to use: the confirmed one, else the fastest known."""
         return self.final or min(self._successes, key=lambda r: r.seconds, default=None)
 
     def finalists(self, count: int) -> list[Record]:
-        """The ``count`` fastest, the default, and the earlier best: distinct decisions, fastest first."""
+        """The ``count`` fastest candidates, the default, and the earlier best: distinct decisions, fastest first."""
         rivals: list[Record] = []
         for record in sorted(self._successes, key=lambda r: r.seconds):
             if len(rivals) < count and not _among(record, rivals):
@@ -124,7 +125,7 @@ class Search:
 
     @property
     def open(self) -> bool:
-        """Whether a comparison could change what is used: the fastest is not what is confirmed already."""
+        """Whether a confirmation could change what is used, because the fastest record is not confirmed yet."""
         fastest = self.best
         if fastest is None or (self.default is not None and fastest.decisions == self.default.decisions):
             return self.earlier is not None and fastest is not None and fastest.decisions != self.earlier.decisions
@@ -132,7 +133,7 @@ class Search:
         return not (confirmed and self.earlier is not None and fastest.decisions == self.earlier.decisions)
 
     def report(self, expected: float = math.inf) -> TaskReport:
-        """The task's line in the run's report; ``expected`` are its seconds where it had no trial."""
+        """The task's line in the run's report; ``expected`` is its estimated time if it had no trial."""
         best, state = self.best, self.state
         return TaskReport(
             key=self.task.key, name=self.task.name, weight=self.task.weight, space=self.space.space.name,
@@ -156,7 +157,7 @@ class Search:
         ]
 
     def _recall(self, records: Sequence[Record]) -> None:
-        """Tell the strategy what the log knows, and the model what it has not stored."""
+        """Tell the strategy the log's records, and the cost model those that it has not stored."""
         recalled = [(r, c) for r in records if (c := self.space.recall(r)) is not None]
         results = [
             MeasureResult(r.times, r.failure, r.detail, code_hash=r.code) for r, _ in recalled

@@ -1,9 +1,9 @@
-"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up.
+"""The tuning loop: ask, measure, record, tell, until the budget or the tasks are exhausted.
 
-Where this machine's CPU measures, a batch is measured before the next is proposed. Where a GPU or many machines do, as
-many batches are under way as keep them busy, several of one task if need be: no point is proposed twice, trials go
-where gains are expected with what is under way taken into account, and what comes back together is made durable
-together. In the end the winners are confirmed (:mod:`mlc.tuning.winners`).
+If this machine's CPU measures, a batch is measured before the next one is proposed. With a GPU or a fleet, as many
+batches are in flight as keep every device busy, several of one task if necessary: no point is proposed twice, the
+allocation of trials takes batches in flight into account, and results that arrive together are committed together. In
+the end the winners are confirmed (:mod:`mlc.tuning.winners`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mlc.measure.measurer import MeasureOptions, Measurer, MeasureResult
 from mlc.target import Target
 from mlc.tuning.allocation import Allocator
 from mlc.tuning.candidate import Candidate
+from mlc.tuning.early_abort import FirstResults, HopelessRun
 from mlc.tuning.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskPlan, TaskStopped
-from mlc.tuning.hopeless import FirstResults, HopelessRun
 from mlc.tuning.journal import Journal
 from mlc.tuning.learn import pretrained
 from mlc.tuning.options import TuneOptions
@@ -40,14 +40,14 @@ from mlc.tuning.winners import confirm_winners
 
 __all__ = ["EXPLORE", "tune_tasks"]
 
-#: trials that take as long as comparing a task's rivals where most of their code is there already (measured: 2.3), and
-#: where another worker may have it, so that they are built again
+#: the cost of confirming a task's winner, in trials: if most code is already built (measured: 2.3), and if it must be
+#: built again, since another worker may have it
 _COMPARISON, _COMPARISON_ANEW = 2.5, 5.0
-#: largest part of the seconds that is kept back for the last comparison
+#: largest fraction of the time budget that is reserved for the confirmation
 _RESERVED = 0.25
-#: largest part of the run that the cost model may be trained for while other batches wait for it
+#: largest fraction of the run that training of the cost model may take while other batches wait
 _TRAINING = 0.1
-#: standard deviations of the pre-trained model that count in a candidate's favour
+#: exploration: standard deviations of the pre-trained model that are added to a candidate's score
 EXPLORE = 0.25
 
 
@@ -63,17 +63,18 @@ def tune_tasks(
     experience: Experience | None = None,
     graphs: Sequence[Sequence[Mapping[str, int]]] = (),
 ) -> TuneReport:
-    """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
+    """Tune ``tasks`` within the budget of ``options``; a measurement is in ``log`` before an event reports it.
 
     ``model`` ranks candidates (default: a :class:`RankingModel` on top of the pre-trained model that ships for the
-    target, with what the log has stored of it). ``shipped``
-    gives the record that came with mlc for a task: it is measured first, and a winner must beat it. Searches
-    begin near what ``experience`` found best for other tasks. ``graphs`` say, for each of several models, how often
-    each of its graphs calls the task of which key; left out, one model calls each as often as it weighs. The budget
-    goes to what may still become the fastest graph of its model. A keyboard interrupt ends the run with what was
-    found; no single candidate ever ends it. Raises what the log or the measurer raise when they cannot go on at all,
-    and :class:`HopelessRun` with the likely cause where the first candidates of several tasks all fail alike; the log
-    has them.
+    target, with what the log has stored of it). ``shipped`` returns the record that ships with mlc for a task: it is
+    measured first, and a winner must beat it. Searches start from what ``experience`` found best for other tasks.
+    ``graphs`` gives, for each of several models, and for each of its graphs, how often it calls each task, by key
+    (default: one model with one graph, which calls each task as often as its weight). The budget goes to the tasks that
+    may still be part of the fastest graph of a model.
+
+    A keyboard interrupt ends the run with the results so far; a single candidate never ends it. Raises what the log or
+    the measurer raise if they cannot continue, and :class:`HopelessRun` with the likely cause if the first candidates
+    of several tasks all fail in the same way; their records are in the log.
     """
     if model is None:
         model = RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=EXPLORE)
@@ -82,14 +83,15 @@ def tune_tasks(
 
 
 def _ignore(event: Event) -> None:
-    """The listener of a caller that wants the report alone."""
+    """The listener for callers that only want the report."""
 
 
 @dataclass
 class _Turn:
-    """Candidates of one task, of which the first ``asked`` are under way; the others follow if these do not all fail.
+    """Candidates of one task, the first ``asked`` of which are in flight; the others follow unless all of these fail.
 
-    ``since`` is when they were proposed, ``generation`` how many batches of the task were known by then.
+    ``since`` is the time at which they were proposed, ``generation`` the number of the task's batches that were known
+    then.
     """
 
     search: Search
@@ -122,7 +124,7 @@ class _Run:
         self._measurer = measurer if isinstance(measurer, Dispatcher) else Dispatcher(
             LocalExecutor(measurer), MeasureOptions(target.threads))
         self._alone = self._measurer.executor.wanted == 1
-        self._paired = self._alone and target.kind == "llvm"  # of its machine a GPU is the only user
+        self._paired = self._alone and target.kind == "llvm"  # a GPU has no other user
         self._tasks = combined(tasks)
         self._journal = Journal(log, self._tasks, target, options)
         self._searches: list[Search] = []
@@ -185,8 +187,8 @@ class _Run:
             self._emit(TaskStopped(report.key, report.name, report.stopped, 0, None))
 
     def _recalled(self, task: Task) -> tuple[list[Record], Record | None]:
-        """The log's records of a task and the one of them to compile with; of a fleet's machine class, where one
-        measures: the times of two say nothing about each other."""
+        """The log's records of a task, and the one to compile it with. On a fleet, only records of its machine class,
+        since times of different classes are not comparable."""
         found = (record for key in reversed(task.keys) for record in self._journal.log.records(key))
         records = [record for record in found if not record.expected]  # was never run
         machine = self._measurer.executor.machine
@@ -196,7 +198,7 @@ class _Run:
         return own, best_of(own)
 
     def _search(self) -> str:
-        """Batches until a budget is used up; the reason why it ended."""
+        """Measure batches until a budget is used up; returns the reason for ending."""
         journal = self._journal
         allocator = self._allocator = Allocator(
             [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left,
@@ -215,7 +217,7 @@ class _Run:
             raise
 
     def _begin_batches(self, allocator: Allocator) -> str:
-        """Ask for as many batches as keep every device busy; why there are none to come once these are measured."""
+        """Begin as many batches as keep every device busy; returns the reason if there are none to come after these."""
         while not self._turns or (self._measurer.hungry and not (self._alone and self._first.open)):
             trials, seconds = self._journal.trials_left, self._journal.seconds_left
             if trials is not None:
@@ -234,15 +236,15 @@ class _Run:
         return ""
 
     def _by_index(self) -> list[list[dict[int, int]]]:
-        """The graphs' calls by the searches' indices; none where a task is broken, which would make its graph a cheap
-        one."""
+        """The graphs' calls by the indices of the searches; empty if a task is broken, since its graph would appear too
+        cheap."""
         places = {search.task.key: search.state.index for search in self._searches}
         return [] if self._broken else [
             [{places[key]: n for key, n in graph.items()} for graph in model] for model in self._graphs
         ]
 
     def _reserve(self) -> float:
-        """Seconds to keep back so that the winners can be confirmed."""
+        """Seconds to reserve for the confirmation of the winners."""
         if not self._options.confirm_rounds or self._options.seconds is None:
             return 0.0
         each = self._journal.elapsed / max(1, self._journal.trials)
@@ -252,7 +254,7 @@ class _Run:
         return min(wanted, self._options.seconds * _RESERVED)
 
     def _ask(self, search: Search, n: int, allocator: Allocator) -> None:
-        """Begin a batch of a task, or stop the task where there is nothing to ask for."""
+        """Begin a batch of a task, or stop the task if it has nothing to propose."""
         turn = _Turn(search, [], time.monotonic(), search.state.batches)
         try:
             turn.candidates = self._put_off.pop(search.state.index, [])[:n] or search.ask(n)
@@ -273,7 +275,7 @@ class _Run:
             allocator.rest(search.state)
 
     def _measure(self, turn: _Turn, count: int) -> None:
-        """Begin with the next ``count`` of a turn's candidates: the first few alone as long as nothing has worked."""
+        """Submit the next ``count`` candidates of a turn: only the first few as long as no candidate has worked."""
         first = turn.asked
         turn.asked += count
         requests = [turn.search.request(c.trace, self._paired) for c in turn.candidates[first : turn.asked]]
@@ -284,7 +286,7 @@ class _Run:
         self._measurer.begin(requests, measured)
 
     def _take(self, allocator: Allocator) -> None:
-        """Write down what has come back, and let those learn whose batches are complete."""
+        """Record the results that have arrived, and learn from batches that are complete."""
         self._record()
         for turn in [turn for turn in self._turns if turn.done]:
             self._first.note(turn.search.task.key, [r for i, r in turn.known.items() if i >= turn.seen])
@@ -315,7 +317,7 @@ class _Run:
             self._stop(search, reason)
 
     def _record(self) -> None:
-        """Write down what is new; candidates that lowered to known code were not run and are no trials."""
+        """Record new results; candidates that lowered to known code were not run, and do not count as trials."""
         records = []
         for turn in self._turns:
             search = turn.search
@@ -334,7 +336,7 @@ class _Run:
             self._journal.append(records)
 
     def _learn(self, search: Search, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> str:
-        """Tell the search what was measured; why that failed, which costs the task its turns and nobody else's."""
+        """Tell the search what was measured; returns the error if that failed, which ends this task only."""
         try:
             self._learned += search.learn(candidates, results)
             self._train(at_once=self._alone)
@@ -345,7 +347,7 @@ class _Run:
         return ""
 
     def _train(self, *, at_once: bool) -> None:
-        """Train the cost model on what is new, unless it has been trained for a good part of the time already."""
+        """Train the cost model on new samples, unless training has already taken a large part of the run."""
         if self._learned and (at_once or self._trained <= _TRAINING * self._journal.elapsed):
             start = time.monotonic()
             learned, self._learned = self._learned, []
@@ -378,7 +380,7 @@ class _Run:
         ))
 
     def _eta(self) -> float | None:
-        """Seconds until the first of the two budgets ends."""
+        """Seconds until the first of the two budgets is used up."""
         journal = self._journal
         ends = [] if journal.seconds_left is None else [journal.seconds_left]
         if journal.trials_left is not None and journal.trials:

@@ -1,4 +1,4 @@
-"""What was best for other tasks, carried over to one that has no record of its own.
+"""Transfer: the best schedules of other tasks, tried on a task without records of its own.
 
 A schedule of another function does not fit, but the decisions behind it often do: tasks of one search space differ in
 their sizes, and what suited a size suits those near it. Decisions are looked up by the space and the names of its
@@ -36,7 +36,7 @@ class Experience:
 
     @staticmethod
     def of(readers: Iterable[LogReader], target: Target) -> Experience:
-        """What logs hold for ``target``."""
+        """The experience that logs hold for ``target``."""
         place = f"-{target.canonical}-"
         return Experience(
             record for reader in readers for summary in reader.tasks()

@@ -1,5 +1,5 @@
-"""Tuning for a GPU that is not there: candidates in the order of their analytic price, judged by what the compiler and
-the disassembler say of them.
+"""Tuning for a GPU that is not present: candidates in the order of their analytic price, judged by the compiler's and
+the disassembler's output.
 
 Each space prices its points by arithmetic on the machine (:mod:`mlc.tuning.priced`), or at least puts its seeds in
 order. That arithmetic guesses what a compiler will make of a candidate; here the guess is replaced by what it made. A
@@ -72,11 +72,8 @@ def need_compiler(target: Target) -> None:
 
 
 def inspect(candidate: Candidate, target: tvm.target.Target) -> list[Kernel]:
-    """What the compiler makes of a candidate's kernels, for each of the target's architectures.
-
-    Raises what TVM raises for a candidate that it cannot lower, and :class:`mlc.errors.BuildError` where the compiler
-    refuses it.
-    """
+    """Compile a candidate's kernels for each of the target's architectures, and inspect the result. Raises what TVM
+    raises for a candidate that it cannot lower, and :class:`mlc.errors.BuildError` if the compiler refuses it."""
     assert candidate.module is not None, "a candidate must be scheduled to be compiled"
     shared = DynamicShared()
     func = prepared(candidate.module["main"], target).with_attr("global_symbol", "main")

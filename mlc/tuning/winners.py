@@ -1,4 +1,5 @@
-"""The end of a tuning run: each winner is timed in turn with what it must beat, and so are close alternatives."""
+"""The end of a tuning run: each winner is timed interleaved with its baseline, and so are alternatives that are close.
+"""
 
 from __future__ import annotations
 

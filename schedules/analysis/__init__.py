@@ -1,4 +1,4 @@
-"""What a tensor function computes, block by block, as far as a schedule needs to know.
+"""Analysis of a tensor function, block by block, as far as a schedule needs it.
 
 Everything here reads; nothing transforms. :func:`analyse` looks at a fresh function: which blocks there are, of which
 kind, who feeds whom. Of a schedule under way, :func:`describe` looks at one block as it is by then, and

@@ -1,4 +1,4 @@
-"""Loads and stores, and how each moves when a variable advances by one.
+"""Loads and stores, and their strides with respect to a variable.
 
 Strides are found by evaluating the flattened index, so any index expression is understood; one that depends on data,
 or bends, has the stride ``None``.

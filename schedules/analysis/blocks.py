@@ -1,4 +1,4 @@
-"""The blocks of a fresh function: of which kind each is, and who feeds whom."""
+"""The blocks of an unscheduled function: their kinds, and the data flow between them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BlockInfo:
 
     @cached_property
     def reduces(self) -> tuple[bool, ...]:
-        """For each iterator, whether it is reduced."""
+        """For each iterator, whether it is a reduction."""
         return tuple(int(i.iter_type) == tirx.IterVar.CommReduce for i in self.block.iter_vars)
 
     @cached_property
@@ -228,7 +228,7 @@ def is_empty(func: tirx.PrimFunc) -> bool:
 
 
 def describe(block: s_tir.SBlock) -> BlockInfo:
-    """What one block of a schedule under way computes, whatever loops there are around it."""
+    """Analyse one block of a partial schedule, whatever loops are around it."""
     static = all(
         isinstance(i.dom.extent, tirx.IntImm) and isinstance(i.dom.min, tirx.IntImm) and int(i.dom.min) == 0
         for i in block.iter_vars

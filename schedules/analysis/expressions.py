@@ -1,4 +1,4 @@
-"""Expressions of a tensor function: what occurs in them, and their values."""
+"""Expressions of a tensor function: which variables and buffers occur in them, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last few functions that were looked at."""
+"""A cache of the analyses of the last few functions."""
 
 from __future__ import annotations
 

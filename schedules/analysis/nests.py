@@ -1,4 +1,4 @@
-"""The loops around one block of a schedule under way."""
+"""The loops around one block of a partially scheduled function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention as one kernel: scores, softmax and weighted values of a block of queries at a time, all in the cache.
+"""Attention as one kernel: scores, softmax and weighted values of one block of queries at a time, within the cache.
 
 The function holds the chain ``rows -> queries -> scores -> logits -> peak, powers -> total -> inverse`` and
 ``powers -> values -> result`` of :func:`mlc.graph.kernels.query_blocks.attention`, whose scores are annotated
@@ -109,7 +109,7 @@ def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
 def _staged(
     sch: s_tir.Schedule, reader: SBlockRV
 ) -> tuple[tuple[SBlockRV, SBlockRV] | None, list[SBlockRV]]:
-    """What makes the result that a block reads through a stage, and the stage; and what else the block reads."""
+    """The producer of the result that a block reads through a staging block, and that block; and the other operands."""
     producers = list(sch.get_producers(reader))
     stage = next((each for each in producers if STAGE in sch.get(each).annotations), None)
     if stage is None:

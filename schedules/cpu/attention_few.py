@@ -1,4 +1,4 @@
-"""Attention of a few queries over many keys: a step of a language model that generates.
+"""Attention of a few queries over many keys: the decoding step of a language model.
 
 The function is that of :mod:`schedules.cpu.attention` with one block of as many queries as there are, too few for
 vectors. Every key and value is read once and hardly used, so that reading sets the pace: a task has some heads, whose

@@ -1,4 +1,4 @@
-"""What the CPU spaces share: inlining, vectorising a loop of any length, and a nest for one injective block."""
+"""Shared helpers of the CPU spaces: inlining, vectorising a loop of any length, the nest of one injective block."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Contractions that no packed template takes: convolutions in plain layouts, of one or three dimensions, grouped or
-transposed, and matrix products of odd shapes and types."""
+"""Contractions without a packed template: convolutions in plain layouts, of one or three dimensions, grouped or
+transposed, and matrix products of unusual shapes and types."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class IntegerConv2d(Conv2d):
 
 
 class ByteConv2d(IntegerConv2d):
-    """The same for blocks annotated ``"conv2d_nchwc_bytes"``, whose pairs of products saturate."""
+    """Direct convolution for blocks annotated ``"conv2d_nchwc_bytes"``, whose pairwise sums saturate."""
 
     name = "cpu.conv2d_bytes"
     tensorizes = "dot_bytes"
@@ -159,8 +159,8 @@ class TappedConv2d(IntegerConv2d):
 
 
 class BfloatConv2d(Conv2d):
-    """The same for blocks annotated ``"conv2d_nchwc_bfloat"``, of bfloat16 data and weights ``[OC/c, IC/c, KH, KW, c/2,
-    c, 2]``. ``ic`` counts steps of two channels."""
+    """Direct convolution for blocks annotated ``"conv2d_nchwc_bfloat"``, of bfloat16 data and weights ``[OC/c, IC/c,
+    KH, KW, c/2, c, 2]``. ``ic`` counts steps of two channels."""
 
     name = "cpu.conv2d_bfloat"
     tensorizes = "dot_bfloats"

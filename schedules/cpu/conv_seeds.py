@@ -133,7 +133,7 @@ class _Cost:
         return chunk.rows * shape.ow / (run * chunk.oh) * row
 
     def _starts(self, chunk: _Chunk) -> int:
-        """Where a chunk's tiles begin to read a row of a block of input channels and no prefetcher is ahead of them."""
+        """The cost of starting to read a row of a block of input channels, where no hardware prefetcher is ahead."""
         shape = self._shape
         if shape.flat:
             run = min(shape.run(chunk.rows), chunk.rows * shape.ow)

@@ -1,4 +1,4 @@
-"""What a direct convolution's block is: its annotation, and the extents that its schedules are made for."""
+"""The block of a direct convolution: its annotation, and the extents that its schedules depend on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Shape:
 
 @remembered
 def shape_of(func: tirx.PrimFunc) -> Shape | None:
-    """What a function's block of a direct convolution is made of; None where it has no such block."""
+    """The shape of a function's direct convolution; None if it has none."""
     block = block_of(func)
     extra = 2 if block is not None and block.annotation in (PHASES, INTEGER_PHASES) else 0
     if block is None or len(block.extents) < 9 + extra:

@@ -1,4 +1,4 @@
-"""Depthwise convolution: every output channel reads its own input channel, plain or blocked."""
+"""Depthwise convolution, in plain or blocked layout."""
 
 from __future__ import annotations
 

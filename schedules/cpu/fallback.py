@@ -1,4 +1,4 @@
-"""What no other space takes: every block is laid out by itself, as far as TVM proves it safe.
+"""The space that matches everything: every block is scheduled on its own, as far as TVM proves that to be safe.
 
 Injective blocks are inlined where that pays, then each remaining block is scheduled alone: vectorised, and parallel
 where there is enough work. A block that cannot be understood (a sort, a scan, a call into a library) stays as it is,

@@ -1,4 +1,4 @@
-"""Register tiles of products by weights of few bits: extents, and which tiles there are."""
+"""Register tiles of products with low-bit weights: extents, and the tiles to choose from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products with the output tile in registers: dense with packed weights, matmul, batched matmul.
+"""Matrix products with the output tile in registers: dense layers with packed weights, matmul, batched matmul.
 
 The function holds one contraction block that multiplies two buffers and sums over one axis. The second operand is
 packed as ``[N/n, K, n]``, or plain as ``[..., K, N]`` or ``[..., N, K]``, which the function may pack itself; the
@@ -175,7 +175,7 @@ class Gemm(Space):
 
 
 class IntegerGemm(Gemm):
-    """The same for blocks annotated ``"dense_integer"``, of activations by packed weights of the forms of
+    """Matrix products for blocks annotated ``"dense_integer"``, of activations with packed weights in the forms of
     :mod:`schedules.intrin.dot`. ``k`` counts steps."""
 
     name = "cpu.gemm_integer"
@@ -202,7 +202,7 @@ class IntegerGemm(Gemm):
 
 
 class ByteGemm(IntegerGemm):
-    """The same for blocks annotated ``"dense_bytes"``, whose pairs of products saturate."""
+    """Matrix products for blocks annotated ``"dense_bytes"``, whose pairwise sums saturate."""
 
     name = "cpu.gemm_bytes"
     op = BYTES
@@ -210,7 +210,8 @@ class ByteGemm(IntegerGemm):
 
 
 class BfloatGemm(IntegerGemm):
-    """The same for blocks annotated ``"dense_bfloat"``, of bfloat16 by packed weights, with steps of two products."""
+    """Matrix products for blocks annotated ``"dense_bfloat"``, of bfloat16 with packed weights, with steps of two
+    products."""
 
     name = "cpu.gemm_bfloat"
     op = BFLOAT

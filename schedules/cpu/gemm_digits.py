@@ -1,4 +1,4 @@
-"""Products of float32 by weights of 4 and 8 bits, of activations in three digits of 8 bits each.
+"""Products of float32 activations, split into three 8-bit digits, with weights of 4 and 8 bits.
 
 The digits are made first, block by block, each a row's part that meets one scale. A register tile then goes through the
 sum block by block, as in :mod:`schedules.cpu.gemm_rounded`, with three sums of integers for each of its results.

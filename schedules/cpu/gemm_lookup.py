@@ -1,4 +1,4 @@
-"""Products of float32 with codes of 4 bits that are looked up in a table of 16 numbers, in registers.
+"""Products of float32 activations with 4-bit codes that are looked up in a table of 16 numbers in registers.
 
 A register tile goes through the sum block by block, as in :mod:`schedules.cpu.gemm_weight_only`; each vector of words
 is looked up once for all of its rows.

@@ -1,4 +1,4 @@
-"""Matrix products whose instruction multiplies two rows by two columns: ``usmmla`` and ``bfmmla`` of aarch64.
+"""Matrix products with instructions that multiply two rows by two columns: ``usmmla`` and ``bfmmla`` of aarch64.
 
 The functions are those of :mod:`schedules.cpu.gemm`'s dot products, with weights packed in deeper steps. One
 instruction adds twice the products of a dot product to as many sums, ``[[c00, c01], [c10, c11]]``. A register tile

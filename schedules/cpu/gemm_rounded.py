@@ -1,4 +1,4 @@
-"""Products of activations that are rounded to 8 bits by weights of few bits, in integers.
+"""Products of activations rounded to 8 bits with low-bit weights, in integer arithmetic.
 
 The activations are rounded first, block by block, each a row's part that meets one scale. A register tile then goes
 through the sum block by block, as in :mod:`schedules.cpu.gemm_weight_only`: dot products add up a block in integers,

@@ -1,4 +1,4 @@
-"""Which tiles a matrix product may have, and which of them arithmetic on the machine says are good."""
+"""The register tiles of a matrix product, and the analytic choice of the best ones."""
 
 from __future__ import annotations
 

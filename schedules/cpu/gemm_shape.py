@@ -1,4 +1,4 @@
-"""What a matrix product is: its extents, and how its operands lie in memory."""
+"""The shape of a matrix product: its extents, and the memory layout of its operands."""
 
 from __future__ import annotations
 

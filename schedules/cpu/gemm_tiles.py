@@ -1,4 +1,4 @@
-"""Matrix products in the tiles of a matrix unit (AMX): of 8-bit integers and of bfloat16, by packed weights.
+"""Matrix products in AMX tiles, of 8-bit integers and of bfloat16, with packed weights.
 
 The functions are those of :mod:`schedules.cpu.gemm`'s dot products, whose packed weights are what a tile holds. A tile
 of 16 rows is added to by one instruction in the time of one or two dot products of a vector for each of its rows, but
@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import structural_equal
 
+from schedules.amx_tiles import mark
 from schedules.analysis import analyse, loads
 from schedules.cpu.common import InjectiveTile, extent_of, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import chunks
@@ -25,7 +26,6 @@ from schedules.intrin import PREFIX, select, use
 from schedules.intrin.tiles import DEPTHS, PASSING, SHAPES, TILE, product, store, zero
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
-from schedules.tiles import mark
 
 __all__ = ["GEMM_TILES", "pays", "shapes"]
 

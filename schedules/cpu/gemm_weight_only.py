@@ -1,4 +1,4 @@
-"""Products of float32 with weights of few bits, made float32 on the way to the multiply-add.
+"""Products of float32 activations with low-bit weights that become float32 just before the multiply-add.
 
 With few rows the weights' bytes are all that counts: each vector of them is unpacked where it is used, and read once.
 With more rows a register tile unpacks a vector for all of its rows. A tile goes through the sum block by block: it adds

@@ -1,4 +1,4 @@
-"""Pooling: a window of the input is reduced with no weights. Maximum, average, and normalisation over channels."""
+"""Pooling: maximum, average, and normalisation over neighbouring channels."""
 
 from __future__ import annotations
 

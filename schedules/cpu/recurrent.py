@@ -1,4 +1,4 @@
-"""A recurrent layer over its steps: a product with the state and the cell's arithmetic in one register tile.
+"""A recurrent layer over its steps: the product with the state and the cell's arithmetic in one register tile.
 
 The function is :func:`mlc.graph.kernels.recurrent.recurrent`: a loop over the steps around the blocks ``before`` and
 ``step``. A tile computes all gates of some panels of hidden units, so that the cell finds them in registers. Its

@@ -1,4 +1,4 @@
-"""Reductions and normalisations: softmax, layer norm, mean, argmax, global pooling, and what is fused around them.
+"""Reductions and normalisations (softmax, layer norm, mean, argmax, global pooling), with what is fused around them.
 
 The whole function is one pass over the rows that the reductions leave (see :mod:`schedules.cpu.rows`): a row is
 read, reduced and written while it is in the first cache. With fewer rows than cores, each block stands alone and

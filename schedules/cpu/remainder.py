@@ -1,4 +1,4 @@
-"""Columns of a sparse weight times all rows: vectors of rows are added up a column at a time."""
+"""Sparse columns of a weight times all rows: vectors of rows are accumulated one column at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions laid out row by row: the stages of one row are computed together while the row is in the cache.
+"""Row-wise reductions: all stages of one row are computed while the row is in the cache.
 
 A *row* is one point of the axes that a reduction leaves; its *columns* are the rest. Two orientations exist. Where
 the reduced axis is contiguous, the sum is split over the lanes of a vector (``rfactor``), since a float sum in

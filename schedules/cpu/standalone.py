@@ -1,4 +1,4 @@
-"""Every block laid out by itself, in program order: what remains where blocks cannot share a loop nest."""
+"""Every block scheduled on its own, in program order, for blocks that cannot share a loop nest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a step of a register tile's sum is: a multiply-add of float32, four of 8-bit integers, two of 16-bit integers or
-of bfloat16.
+"""The inner step of a register tile: one float32 multiply-add, or a dot product of four 8-bit integers, two 16-bit
+integers or two bfloat16.
 
 Any step reads four bytes of the activations and four bytes of weights for every lane, so that a sum of ``K`` products
 is to its tile what one of ``K / 4`` or ``K / 2`` float32 is: the same bytes, vectors and loops. What differs is written

@@ -1,4 +1,4 @@
-"""The register-tiled contraction: what GEMM and direct convolution have in common.
+"""The register-tiled contraction: what GEMM and direct convolution share.
 
 A contraction block accumulates into a small tile of vectors that LLVM keeps in registers; the block that writes
 the result (the fused epilogue, or a copy) is tiled, and the contraction is computed at its innermost tile loop.

@@ -1,4 +1,4 @@
-"""A reduction whose output tile stays in registers: pooling, depthwise and plain convolution, odd contractions.
+"""Reductions whose output tile stays in registers: pooling, depthwise and plain convolution, unusual contractions.
 
 The block that writes the result (a fused epilogue, or a copy) is cut into tiles; the reduction is computed at the
 innermost tile loop, so that its accumulators live in registers; a padded input is made per chunk of rows, once for

@@ -1,4 +1,4 @@
-"""Tensor intrinsics: pieces of a loop nest that one machine instruction, or a fixed few, compute.
+"""Tensor intrinsics: loop nests that one machine instruction, or a fixed few, compute.
 
 An :class:`Intrinsic` says what is computed, as loops and as numpy, and how the machine does it. A space asks for one by
 what it computes (:func:`select`), :func:`use` makes it known to TVM at that moment, and ``sch.tensorize`` does the
@@ -59,7 +59,7 @@ class Intrinsic:
 
     @property
     def computes(self) -> str:
-        """What the name says that is computed, by whichever machine."""
+        """The computation that the name stands for, independent of the machine."""
         return self.name.removeprefix(PREFIX).partition(".")[0]
 
     def supported(self, target: tvm.target.Target) -> bool:

@@ -1,4 +1,5 @@
-"""Dot products of short numbers: one instruction multiplies, adds within each lane and adds to 32-bit sums.
+"""Dot products of short integers and floats: an instruction multiplies, adds within each lane, and accumulates in 32
+bits.
 
 A step takes a few activations, which every lane shares, against as many weights of each lane. Of integers every sum
 is exact:
@@ -70,7 +71,7 @@ _Step = Callable[[Any, Any, tirx.Buffer], Any]
 
 
 def dot(form: str, lanes: int) -> str:
-    """What an intrinsic computes that adds a step's products to ``lanes`` sums."""
+    """The name of the computation that adds a step's products to ``lanes`` sums."""
     return f"dot_{form}{lanes}"
 
 
@@ -192,7 +193,7 @@ def _nibble_pairs(lanes: int) -> _Halves:
 
 
 def _of_nibbles(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Of activations ``[8]`` and bytes ``[lanes, 4]``."""
+    """A dot product of activations ``[8]`` with bytes ``[lanes, 4]`` of nibbles."""
     return c + (b % 16).astype(c.dtype) @ a[:4].astype(c.dtype) + (b // 16).astype(c.dtype) @ a[4:].astype(c.dtype)
 
 
@@ -280,7 +281,7 @@ def _taps_taken(name: str, description: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _of_taps(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Of pixels ``[4, lanes]`` and weights ``[lanes, 4]``."""
+    """A dot product of pixels ``[4, lanes]`` with weights ``[lanes, 4]``."""
     return c + (a.T.astype(c.dtype) * b.astype(c.dtype)).sum(axis=-1)
 
 
@@ -328,7 +329,7 @@ def _stored(description: tirx.PrimFunc, sums: Any, index: Sequence[Any]) -> tirx
 
 
 def _added(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Of weights ``[lanes, step]``."""
+    """Add a step's products with weights ``[lanes, step]``."""
     return c + b.astype(c.dtype) @ a.astype(c.dtype)
 
 

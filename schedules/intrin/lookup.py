@@ -1,4 +1,4 @@
-"""Lookups of 4-bit fields in a table of 16 floats that stays in registers.
+"""Lookups of 4-bit codes in a table of 16 floats that stays in registers.
 
 ``lookup``
     The eight fields of each lane's 32-bit word, the lowest first, as the elements of the table that they number. A
@@ -34,7 +34,7 @@ _Look = Callable[[tirx.Buffer, Any], list[Any]]
 
 
 def lookup(lanes: int) -> str:
-    """What an intrinsic computes that looks up the fields of ``lanes`` words."""
+    """The name of the computation that looks up the fields of ``lanes`` words."""
     return f"lookup{lanes}"
 
 

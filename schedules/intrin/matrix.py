@@ -1,4 +1,4 @@
-"""Products of small matrices, ``C[i, j] += sum_k A[i, k] * B[j, k]``, by one instruction.
+"""Products of small matrices, ``C[i, j] += sum_k A[i, k] * B[j, k]``, with one instruction.
 
 ``bytes``    2 x 8 by 2 x 8 of aarch64's ``smmla``, ``ummla`` and, for unsigned ``A``, ``usmmla``: exact in int32
 ``bfloats``  2 x 4 by 2 x 4 of ``bfmmla``: float32 sums
@@ -31,12 +31,12 @@ _ROUNDED = 1e-6
 
 
 def matrix(left: str, right: str) -> str:
-    """What an intrinsic computes that multiplies 2 x k elements of the two types."""
+    """The name of the computation that multiplies 2 x k elements of the two types."""
     return f"matrix_{left}_{right}"
 
 
 def product(form: str) -> str:
-    """What an intrinsic computes that multiplies operands of a form."""
+    """The name of the computation that multiplies operands of a form."""
     return matrix("uint8", "int8") if form == BYTE_PAIRS else matrix("bfloat16", "bfloat16")
 
 

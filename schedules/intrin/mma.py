@@ -1,4 +1,4 @@
-"""Tensor cores by ``mma.sync`` (sm_80 and later): fragments that a warp holds, loads of them, and their products.
+"""Tensor cores through ``mma.sync`` (sm_80 and later): fragments held by a warp, their loads, and their products.
 
 A warp multiplies a tile of A, 16 rows by ``depth``, with a tile of B, ``depth`` by 16 columns, and adds to a tile of
 16 by 16 sums: two instructions of 16 by 8. Every thread holds a part of each tile, its fragment, as the PTX ISA's

@@ -1,4 +1,4 @@
-"""Products of tiles of a matrix unit: AMX of x86, whose eight tiles hold 16 rows of 64 bytes.
+"""AMX: products of tiles, of which x86 has eight with 16 rows of 64 bytes each.
 
 A step of the sum multiplies ``m`` tiles of activations by ``n`` tiles of weights, each as deep as ``depth`` steps of
 four bytes, and adds to ``m x n`` tiles of sums of 16 x 16. What a weight's tile holds is what
@@ -114,7 +114,7 @@ def helper(name: str) -> str:
 
 
 def _rows(buffer: tirx.Buffer, start: Sequence[int], axis: int) -> tuple[tirx.Expr, tirx.Expr]:
-    """Where a tile's rows begin, and how many bytes lie between two along ``axis``."""
+    """The address of a tile's rows, and the stride in bytes along ``axis``."""
     item = tirx.const(int(tirx.const(0, buffer.dtype).ty.dtype.itemsize), "int64")
     stride = tirx.Cast("int64", buffer.strides[axis]) * item
     return tirx.address_of(tirx.BufferLoad(buffer, list(start))), stride
@@ -227,7 +227,7 @@ def _multiplied(instruction: str, m: int, n: int, passing: str, description: tir
 
 
 def _added(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Of weights ``[n, depth, 16, size]``."""
+    """Add the products with weights ``[n, depth, 16, size]``."""
     n, depth, _, size = b.shape
     return c + a.astype(c.dtype) @ b.astype(c.dtype).transpose(1, 3, 0, 2).reshape(depth * size, n * TILE)
 

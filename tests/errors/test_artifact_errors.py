@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlc.artifact import Executable, artifact, compile_module, features, load, runtime
+from mlc.artifact import Executable, artifact, compile_module, cpu_features, load, runtime
 from mlc.errors import ArtifactError
 from mlc.target import resolve
 from mlc.testing.programs import dense
@@ -93,7 +93,7 @@ def test_a_later_format(tmp_path: Path, built: Path) -> None:
 
 def test_a_cpu_without_the_instructions(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = _changed(built, tmp_path, features=["avx2", "avx512f", "fma"])
-    monkeypatch.setattr(features, "usable_flags", lambda: frozenset({"avx", "avx2", "fma"}))
+    monkeypatch.setattr(cpu_features, "usable_flags", lambda: frozenset({"avx", "avx2", "fma"}))
     message = _refused(path)
     assert "needs the instructions avx512f, which this" in message and "`mlc targets` lists them" in message
 
@@ -103,7 +103,7 @@ def test_another_architecture(built: Path, tmp_path: Path) -> None:
 
 
 def test_compiling_for_another_cpu_is_fine_until_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "usable_flags", lambda: frozenset({"sse4_2"}))
+    monkeypatch.setattr(cpu_features, "usable_flags", lambda: frozenset({"sse4_2"}))
     exe = compile_module(dense().mod, resolve("native", threads=1))
     exe.save(tmp_path / "model.so")
     with pytest.raises(ArtifactError, match="needs the instructions"):

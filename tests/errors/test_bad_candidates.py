@@ -14,7 +14,7 @@ from tvm.script import from_source
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "measure"))
 import measure_tasks as tasks
 
-from mlc import children
+from mlc import subprocesses
 from mlc.errors import MeasureError
 from mlc.measure import LocalMeasurer, MeasureOptions, MeasureRequest
 
@@ -131,7 +131,7 @@ def test_a_thousand_candidates_of_which_a_tenth_misbehave() -> None:
 
 
 def test_workers_that_cannot_start_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children.sys, "executable", "/bin/false")
+    monkeypatch.setattr(subprocesses.sys, "executable", "/bin/false")
     with LocalMeasurer(MeasureOptions(threads=1), workers=1) as broken:
         with pytest.raises(MeasureError, match=r"workers must be able to start.*exit code 1.*mlc doctor") as caught:
             broken.measure([tasks.request(TASK)])

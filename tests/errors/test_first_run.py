@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tvm import te
 
-from mlc.artifact import Executable, compile_module, load, trial
-from mlc.artifact.trial import save_tried
+from mlc.artifact import Executable, compile_module, load, smoke_test
+from mlc.artifact.smoke_test import save_tested
 from mlc.errors import ArtifactError, MeasureError
 from mlc.graph.task import Task, normalise
 from mlc.log import TuningLog
@@ -32,7 +32,7 @@ def _dying(failure: str) -> Executable:
 
 def test_a_module_that_runs_is_written(tmp_path: Path) -> None:
     case = dense()
-    assert save_tried(compile_module(case.mod, TARGET), tmp_path / "model.so")
+    assert save_tested(compile_module(case.mod, TARGET), tmp_path / "model.so")
     x = np.random.default_rng(1).standard_normal((5, 24), dtype=np.float32)
     np.testing.assert_allclose(load(tmp_path / "model.so")(x)[0], case.reference(x)[0], rtol=1e-4, atol=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["model.so"]
@@ -45,30 +45,30 @@ def test_a_module_that_runs_is_written(tmp_path: Path) -> None:
 def test_a_module_that_dies_is_not(failure: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "model.so").write_bytes(b"an earlier build")
     with pytest.raises(ArtifactError, match=rf"was built for llvm/.*must run once here.*{says}") as caught:
-        save_tried(_dying(failure), tmp_path / "model.so")
+        save_tested(_dying(failure), tmp_path / "model.so")
     assert "\n" not in str(caught.value)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"an earlier build"]
 
 
 def test_a_run_that_takes_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_PATIENCE", 2.0)
+    monkeypatch.setattr(smoke_test, "_PATIENCE", 2.0)
     with pytest.warns(UserWarning, match="has not ended its first run after 2 s"):
-        assert not save_tried(_dying("timeout"), tmp_path / "model.so")
+        assert not save_tested(_dying("timeout"), tmp_path / "model.so")
     assert (tmp_path / "model.so").exists()
 
 
 def test_what_is_built_for_other_machines_is_not_run(tmp_path: Path) -> None:
     exe = _dying("illegal")
     exe.metadata["features"] = ["of-another-cpu"]
-    assert not save_tried(exe, tmp_path / "model.so", native=False)
+    assert not save_tested(exe, tmp_path / "model.so", native=False)
     with pytest.raises(ArtifactError, match="needs the instructions of-another-cpu"):
-        save_tried(exe, tmp_path / "native.so")
+        save_tested(exe, tmp_path / "native.so")
     assert [path.name for path in tmp_path.iterdir()] == ["model.so"]
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=rf"{tmp_path}/none/model.so must be writable"):
-        save_tried(compile_module(dense().mod, TARGET), tmp_path / "none" / "model.so")
+        save_tested(compile_module(dense().mod, TARGET), tmp_path / "none" / "model.so")
 
 
 def _product(size: int) -> Task:

@@ -15,7 +15,7 @@ from mlc.errors import ModelError
 from mlc.frontend import load_model
 from mlc.frontend.model import imported
 from mlc.frontend.onnx_file import read_model
-from tests.damage.networks import network
+from tests.fuzz.networks import network
 
 
 def _refused(model: onnx.ModelProto | Path) -> str:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import mlc
-from mlc import children
+from mlc import subprocesses
 from mlc.bench.client import Worker
 from mlc.measure import LocalMeasurer, MeasureOptions
 from mlc.substitution.shipped import shipped_rules
@@ -53,37 +53,37 @@ def test_a_prover_imports_nothing_from_the_current_folder(strays: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [
-    children.command("json.tool", "data.txt"),
-    children._command(["json.tool", "data.txt"], torch=False, has_flag=False),
+    subprocesses.command("json.tool", "data.txt"),
+    subprocesses._command(["json.tool", "data.txt"], torch=False, has_flag=False),
 ], ids=["this Python", "3.10"])
 def test_both_ways_to_start_python(command: list[str], strays: Path) -> None:
     (strays / "data.txt").write_text('{"a": 1}')
-    done = subprocess.run(command, env=children.environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=subprocesses.environment(), capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["{", '"a":', "1", "}"]
 
 
 @pytest.mark.parametrize("torch", [False, True])
 def test_a_child_can_import_pytorch_where_it_asks_to(torch: bool, tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("import sys\nprint('torch' not in sys.modules)\n")
-    environment = children.environment(PYTHONPATH=str(tmp_path))
-    done = subprocess.run(children.command("child", torch=torch), env=environment, capture_output=True, text=True,
+    environment = subprocesses.environment(PYTHONPATH=str(tmp_path))
+    done = subprocess.run(subprocesses.command("child", torch=torch), env=environment, capture_output=True, text=True,
                           check=True)
     assert done.stdout.strip() == str(torch)
 
 
 def test_a_command_has_tvm_without_pytorch_which_can_be_imported_afterwards() -> None:
     pytest.importorskip("torch")
-    text = ("import sys; from mlc.children import import_tvm; import_tvm(); import tvm, tvm.relax; "
+    text = ("import sys; from mlc.subprocesses import import_tvm; import_tvm(); import tvm, tvm.relax; "
             "assert 'torch' not in sys.modules; import torch; from tvm.relax.frontend.torch import "
             "from_exported_program; x = tvm.runtime.from_dlpack(torch.arange(3)); print(x.numpy().sum())")
-    done = subprocess.run([sys.executable, "-c", text], env=children.environment(), capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", text], env=subprocesses.environment(), capture_output=True, text=True,
                           check=True)
     assert done.stdout.strip() == "3"
 
 
 def test_children_find_mlc_and_keep_what_the_user_put_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    found = children.environment(MORE="1")
+    found = subprocesses.environment(MORE="1")
     assert found["PYTHONPATH"] == os.pathsep.join([str(Path(mlc.__file__).parents[1]), "/somewhere"])
     assert found["MORE"] == "1"
 
@@ -96,9 +96,9 @@ def tuner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[ps
     onnx.save(two_layers(3)[0], tmp_path / "model.onnx")
     folder = tmp_path / "temporary"
     folder.mkdir()
-    command = children.command("mlc.cli.main", "tune", str(tmp_path / "model.onnx"), "--trials", "100000",
+    command = subprocesses.command("mlc.cli.main", "tune", str(tmp_path / "model.onnx"), "--trials", "100000",
                                "--no-substitutions", "--log", str(tmp_path / "log.db"))
-    process = subprocess.Popen(command, env=children.environment(TMPDIR=str(folder)), text=True,
+    process = subprocess.Popen(command, env=subprocesses.environment(TMPDIR=str(folder)), text=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         _wait_for(lambda: any(folder.glob("mlc-measure-*/*")) or process.poll() is not None)
@@ -135,8 +135,8 @@ def test_a_compile_that_is_ended_makes_nothing(number: signal.Signals, seconds: 
     """Wherever it is at work: in a function that TVM calls too."""
     folder, output = tmp_path / "temporary", tmp_path / "model.so"
     folder.mkdir()
-    command = children.command("mlc.cli.main", "compile", "light:resnet50", "-o", str(output))
-    process = subprocess.Popen(command, env=children.environment(TMPDIR=str(folder)), text=True,
+    command = subprocesses.command("mlc.cli.main", "compile", "light:resnet50", "-o", str(output))
+    process = subprocess.Popen(command, env=subprocesses.environment(TMPDIR=str(folder)), text=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         with pytest.raises(subprocess.TimeoutExpired):

@@ -128,3 +128,12 @@ def test_the_other_nodes(module: str) -> None:
 @pytest.mark.slow
 def test_what_is_listed_exists() -> None:
     assert not REFUSED.difference(*map(_cases, MODULES))
+
+
+@pytest.mark.slow
+def test_the_guide_says_how_many_they_are() -> None:
+    names = [name for module in MODULES for name in _cases(module)]
+    different = sum(any(part in name for part in DIFFERENT) for name in names)
+    guide = (Path(__file__).parents[2] / "tutorials" / "guides" / "add_an_operator.md").read_text(encoding="utf-8")
+    for count in (len(names), len(names) - len(REFUSED) - different, len(REFUSED)):
+        assert f" {count:,} " in " ".join(guide.split())

@@ -1,1 +1,1 @@
-"""Ways to compute an operator, a file for each; :mod:`mlc.graph.algorithms.registry` finds them."""
+"""Algorithms for convolutions, one per file; :mod:`mlc.graph.algorithms.registry` finds them."""

@@ -1,4 +1,4 @@
-"""Filters of convolutions as Winograd's algorithm reads them: the matrices, and the transform of a weight.
+"""Weights of 3x3 convolutions for Winograd's algorithm: its matrices, and the transform of a weight.
 
 No compiler is needed for it, so that a file may hold the filters as the model has them, and who loads it transforms
 them. So they are added and multiplied in one order, whatever the machine: what is made of a weight is the same to the

@@ -1,4 +1,4 @@
-"""Ways to compute a convolution in blocked layouts, and which of them there are.
+"""The algorithms for a convolution in blocked layouts: what an algorithm must define, and the list of them.
 
 A module of this package that holds an :class:`Algorithm` names it in ``ALGORITHMS`` and is found by that alone: layouts
 price a convolution by the fastest algorithm, :mod:`mlc.graph.lowering.select` offers each of them where the epilogue is
@@ -62,7 +62,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def seconds(self, conv: Convolution, estimate: Estimate) -> float:
-        """What a call takes by arithmetic on the machine that is described, where nobody has measured."""
+        """The estimated seconds of a call on the described machine."""
 
     @abstractmethod
     def error_bound(self, conv: Convolution) -> float:
@@ -88,7 +88,7 @@ def algorithms() -> dict[str, Algorithm]:
 
 
 def offered(conv: Convolution, options: CompileOptions) -> list[Algorithm]:
-    """What may compute a convolution of blocked images, the algorithm that layouts make first."""
+    """The algorithms that can compute a convolution of blocked images, the default one first."""
     return [each for each in algorithms().values() if each.applicable(conv)
             and (each.direct or not options.forbidden & {each.name, each.family})]
 

@@ -95,8 +95,8 @@ def conv2d_winograd_integer(data: te.Tensor, weight: te.Tensor, m: int, pads: Se
 
 
 def seconds(conv: Convolution, options: CompileOptions, estimate: Estimate) -> float:
-    """What a convolution of integers takes by the algorithm that :func:`integer_tile` chooses, if its sums are small
-    enough for all."""
+    """The estimated seconds of an integer convolution with the tile that :func:`integer_tile` chooses, if its sums
+    cannot overflow."""
     return min(_priced(conv, options, estimate, 0).values())
 
 

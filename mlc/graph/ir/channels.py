@@ -1,4 +1,4 @@
-"""How the channels of an activation are cut into blocks."""
+"""How the channels of an activation are divided into blocks."""
 
 from __future__ import annotations
 

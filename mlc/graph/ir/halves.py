@@ -1,4 +1,4 @@
-"""Float32 numbers that 16 bits hold: which weights are such."""
+"""Float32 constants that are exactly representable in 16 bits."""
 
 from __future__ import annotations
 

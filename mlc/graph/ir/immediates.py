@@ -1,4 +1,4 @@
-"""Numbers that a function's elements are computed with: a schedule depends on none of them.
+"""Constants inside a function that its schedule does not depend on: scales, zero points, bounds.
 
 Quantised models hold the scales and zero points of each layer as numbers, so that no two of their residual additions
 are equal, and any schedule of one suits all. What decides where elements lie, which of them exist or what a sum begins

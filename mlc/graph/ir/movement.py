@@ -1,4 +1,4 @@
-"""Where transposes and slices have their elements from, in numbers."""
+"""Data movement as index arithmetic: where the elements of transposes and slices come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the model's nodes each call of a lowered module does the work of.
+"""Which of the model's nodes each call of a lowered module computes.
 
 Nodes are known by the names of variables (:mod:`mlc.frontend.origins`). A call does the work of the node that its
 variable is named after, and of those nodes before it whose variables are gone: a rewrite has merged them into it. What
@@ -64,7 +64,7 @@ class NodeGraph:
         return frozenset(found)
 
     def origins(self, mod: tvm.IRModule) -> Origins:
-        """What each call of a module that was lowered from this one comes from."""
+        """The nodes that each call of a module lowered from this one computes."""
         func = mod["main"]
         merged = (func.attrs or {}).get(MERGED, {})
         bound = {b.var: b.value for b in bindings(func)}

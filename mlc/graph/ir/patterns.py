@@ -1,4 +1,4 @@
-"""TVM's kinds of tensor functions, as FuseOps reads them off the attribute ``op_pattern``."""
+"""TVM's classes of tensor functions, as FuseOps reads them from the attribute ``op_pattern``."""
 
 from __future__ import annotations
 

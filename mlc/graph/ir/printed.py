@@ -1,4 +1,4 @@
-"""Modules as text, for people."""
+"""Modules as readable text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small engine under every simplification: rules by operator name, applied to ``main`` until none fires.
+"""The rewrite engine of the simplifications: rules by operator name, applied to ``main`` until none fires.
 
 A rule looks at one expression whose arguments are final already and returns what to put in its place, or None::
 
@@ -83,7 +83,7 @@ def _is_known(ty: relax.TensorType, free: Set[str]) -> bool:
 
 
 class Scope:
-    """What a rule may know about the function being built, and how it adds bindings to it."""
+    """The context of a rule: queries about the function being built, and adding bindings to it."""
 
     def __init__(self, builder: relax.BlockBuilder, rules: Rules) -> None:
         self._builder = builder
@@ -151,7 +151,7 @@ class Scope:
         raise AssertionError(f"rules for {_key(expr)} undo each other: {expr}")
 
     def _applied(self, rule: Rule, expr: relax.Expr) -> relax.Expr | None:
-        """What the rule makes of it; None also where the rule asks for the number of a free dimension."""
+        """The result of a rule; None also if the rule needs the value of a free dimension."""
         try:
             return rule(expr, self)
         except UndecidedSizeError:
@@ -163,7 +163,7 @@ class _Firing(Exception):
 
 
 class _Look(Scope):
-    """What a rule may know about a function as it is; one that adds something ends the look."""
+    """A read-only context of a rule, for a function as it is; adding a binding ends it."""
 
     def __init__(self, func: relax.Function, rules: Rules, uses: Counter[relax.Var]) -> None:
         super().__init__(relax.BlockBuilder(), rules)

@@ -1,4 +1,4 @@
-"""What a model remembers from call to call: memory of the caller's that compiled code adds to in place.
+"""The state of a model (such as a key-value cache): memory of the caller that compiled code appends to in place.
 
 A language model takes the keys and values of former tokens and gives back these and the new ones behind them. Copied,
 that costs as much as it is long. Here its tensor is ``[rows, batch, heads, size]`` with the rows outermost, so that
@@ -88,7 +88,7 @@ def keep_states(mod: tvm.IRModule, states: Mapping[str, int], names: Sequence[st
 
 
 def _source(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """What ``expr`` is another name of; a concatenation of one tensor is that."""
+    """The expression that ``expr`` is an alias of; a concatenation of a single tensor is an alias."""
     while (value := bound.get(expr)) is not None:
         if isinstance(value, relax.Call) and op_name(value) == "relax.concat" and len(value.args[0].fields) == 1:
             value = value.args[0].fields[0]

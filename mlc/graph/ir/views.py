@@ -1,4 +1,4 @@
-"""Tensors as indices of what they are slices, reshapes, transposes and multiples of."""
+"""Views: tensors as index expressions into what they are slices, reshapes, transposes and multiples of."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Graph:
         return self._uses[var]
 
     def reader(self, var: relax.Var) -> relax.Var | None:
-        """What is bound to the only use of ``var``; None where it is used otherwise too, or is the result."""
+        """The expression with the only use of ``var``; None if there are several uses, or it is the result."""
         return self._users[var][0] if self.once(var) and var in self._users else None
 
     def view(self, expr: relax.Expr, multiples: bool = False) -> View:
@@ -99,7 +99,7 @@ class Graph:
         return best
 
     def _back(self, view: View, names: tuple[str, ...]) -> View | None:
-        """The same elements as indices of what the source is made of, one operator before it."""
+        """The same elements as indices of the source's own operand, one operator further back."""
         call = self.call(view.source, *names) if isinstance(view.source, relax.Var) else None
         if call is None:
             return self._narrow_multiple(view) if set(_SCALING) <= set(names) else None
@@ -129,7 +129,7 @@ class Graph:
 
 
 def _moved(call: relax.Call, name: str, indices: Sequence[Any]) -> list[Any] | None:
-    """Where the element at ``indices`` of what ``call`` gives lies in its argument."""
+    """The position in the argument of ``call`` of the element at ``indices`` of its result."""
     shape = shape_of(call.args[0])
     if name == "permute_dims":
         order = permutation(call)

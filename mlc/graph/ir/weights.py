@@ -1,4 +1,4 @@
-"""Constant weights of convolutions: numbers, or integers that are dequantised."""
+"""Constant weights of convolutions: floats, or integers that are dequantised."""
 
 from __future__ import annotations
 

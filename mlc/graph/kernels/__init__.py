@@ -1,1 +1,1 @@
-"""Kernels as tensor expressions: what TVM's own operators do not say in blocked layouts, or not well."""
+"""Kernels as tensor expressions, where TVM's own operators do not support a blocked layout, or not efficiently."""

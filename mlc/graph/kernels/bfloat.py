@@ -1,4 +1,4 @@
-"""Tensor expressions of products of bfloat16 with float32 sums, on instructions that multiply pairs.
+"""Tensor expressions of bfloat16 products with float32 sums, for instructions that multiply pairs.
 
 A step of the sum takes two products, which :mod:`schedules.intrin.dot` has instructions for (``bfloats``). Products are
 exact in float32; what is rounded is the sum.

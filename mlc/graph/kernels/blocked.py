@@ -1,4 +1,4 @@
-"""Tensor expressions of the operators that work on blocked layouts and packed weights.
+"""Tensor expressions of operators on blocked layouts and packed weights.
 
 ``NCHW[c]c``: an activation ``[N, C, H, W]`` is stored as ``[N, ceil(C/c), H, W, c]``; lanes past ``C`` are padding
 whose values are finite and meaningless, and every weight that meets them is zero.

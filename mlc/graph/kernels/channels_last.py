@@ -1,4 +1,4 @@
-"""Convolution of images whose channels lie together, as GPUs' tensor cores multiply it: an implicit matrix product."""
+"""Channels-last convolution as an implicit matrix product, for the tensor cores of GPUs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Products of float32 with weights of 4 and 8 bits, in integers that hold activations as exactly as sums of float32
-do.
+"""Float32 activations times 4-bit or 8-bit weights in integer arithmetic: activations are split into 8-bit digits, as
+exact as float32 sums.
 
 Each block of a row that meets one scale of the weights becomes whole multiples of a step, integers of 24 bits, each of
 three signed digits to the base 256. A digit meets the weights like an activation of 8 bits does (``nibbles`` and

@@ -1,4 +1,4 @@
-"""Tensor expressions of bytes whose scale is found at run time, as ONNX ``DynamicQuantizeLinear`` makes them.
+"""Tensor expressions of dynamic quantisation (ONNX ``DynamicQuantizeLinear``): bytes whose scale is found at run time.
 
 The range of all elements takes two kernels that fill a GPU: :func:`extremes` of each row, and :func:`quantised`, each
 row of which puts the rows' extremes together again, for a few reads, and so needs no kernel between them. What

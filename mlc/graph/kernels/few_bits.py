@@ -21,7 +21,7 @@ __all__ = ["dense_few_bits", "middle", "pack_integers", "pack_scales", "unpacked
 
 
 def middle(bits: int) -> int:
-    """What is added to signed integers of ``bits`` bits and to their zero points."""
+    """The offset that makes integers of ``bits`` bits, and their zero points, unsigned."""
     return 1 << (bits - 1)
 
 

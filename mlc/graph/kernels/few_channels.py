@@ -1,4 +1,4 @@
-"""Convolutions of images of few channels, as the first layers of networks are, for tensor cores.
+"""Convolutions of images with few channels (the first layer of a network), for tensor cores.
 
 Pixels have four channels each, zeros around the image included, so that a line of a window is one piece of a product's
 sum: of 7 pixels of 3 channels 32 numbers, of which the weight has zeros for the eighth pixel and the fourth channels.
@@ -36,12 +36,12 @@ class Lines:
 
     @property
     def lines(self) -> int:
-        """Of the image, with the zeros around it."""
+        """The number of lines of the image, padding included."""
         return self.height + self.pads[0] + self.pads[2]
 
     @property
     def columns(self) -> int:
-        """That the last window ends with."""
+        """The number of columns up to the end of the last window."""
         return (self.out[1] - 1) * self.strides[1] + self.taps
 
 

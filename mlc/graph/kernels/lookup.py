@@ -1,4 +1,4 @@
-"""Products of float32 with weights that are numbers of a table of 16, as bitsandbytes' FP4 and NF4.
+"""Float32 products with weights that are codes into a table of 16 numbers, such as bitsandbytes' FP4 and NF4.
 
 A weight is ``table[code] * scale`` with a scale for each column and each block of rows, so that a block's part of a
 sum is ``scale * sum(x * table[code])``. Codes lie in memory, in the words of :mod:`mlc.graph.kernels.weight_only`, and

@@ -44,7 +44,7 @@ class Sizes:
         return (*self.batch, self.tokens, self.keys, self.depth, self.features)
 
     def renamed(self, image: Mapping[tirx.Var, tirx.Var]) -> Sizes:
-        """In terms of a function's own variables of the free sizes."""
+        """The same sizes in terms of a function's own variables."""
         *batch, tokens, keys, depth, features = (renamed(size, image) for size in self.all)
         return Sizes(tuple(batch), tokens, keys, depth, features)
 
@@ -163,7 +163,7 @@ def whole_blocks(tokens: Any) -> Any:
 
 
 def _padded(keys: tirx.Expr, key: Load, value: Load, mask: Load) -> tuple[Load, Load, Load]:
-    """What loads keys, values and masks, for more keys than there are: scores of those are minus infinity."""
+    """Loads of keys, values and masks, padded to more keys than there are: the scores of padding are minus infinity."""
     zero, never = tirx.const(0.0, "float32"), tirx.const(float("-inf"), "float32")
     return (
         lambda *x: key(*x[:-2], tirx.min(x[-2], keys - 1), x[-1]),

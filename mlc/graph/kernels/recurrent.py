@@ -1,4 +1,4 @@
-"""A recurrent layer over all its steps as one function.
+"""A recurrent layer, over all of its steps, as one tensor function.
 
 The inputs' part of the gates comes as one tensor for all steps; what is left of a step is the product of the state
 with the recurrent weights and the cell. The function holds, for each direction and each part of the batch, a loop over
@@ -76,7 +76,7 @@ class Recurrence:
 
     @property
     def rows(self) -> Any:
-        """Of each part of the batch."""
+        """The rows of each part of the batch."""
         return self.batch if self.parts == 1 else self.batch // self.parts
 
     def panel(self, number: Any, step: Any) -> Any:
@@ -181,7 +181,8 @@ def recurrent(layer: Recurrence, cell: Cell, sizes: Sequence[Any] = ()) -> tirx.
 
 
 class _Step:
-    """What the blocks of one step share: whose it is, ``at`` of all directions and parts, and where its data lie."""
+    """What the blocks of one step share: its index ``at`` among all directions and parts, and the location of its data.
+    """
 
     def __init__(
         self, layer: Recurrence, cell: Cell, at: Any, step: Any, x: Any, extra: Any, before: Any
@@ -194,7 +195,7 @@ class _Step:
         self.now = layer.time(step, self._d)
 
     def reads(self, weights: Any, gates: int) -> list[Any]:
-        """What a block reads of the inputs, of its weights and of the layer's vectors."""
+        """The inputs, weights and vectors of the layer that a block reads."""
         d, layer, cell = self._d, self._layer, self._cell
         _, rows, units = self.mine
         own = (self.now, rows, d, slice(0, cell.gates), units)
@@ -220,11 +221,11 @@ class _Step:
         return sums
 
     def place(self, b: Any, p: Any, lane: Any) -> tuple[Any, Any, Any]:
-        """Where a state has the unit that a tile has at ``lane`` of its panel ``p``."""
+        """The position in a state of the unit at ``lane`` of panel ``p`` of a tile."""
         return self._d, self._begin + b, self._layer.panel(p, self._step) * PANEL + lane
 
     def unit(self, products: list[Any], b: Any, p: Any, lane: Any) -> tuple[Any, ...]:
-        """What a cell computes one unit of: inputs, products, extras, and its state before."""
+        """The operands of a cell for one unit: inputs, products, extras, and its previous state."""
         d, row, j = place = self.place(b, p, lane)
         return ([self._x[self.now, row, d, g, j] for g in range(self._cell.gates)], products,
                 [self._extra[d, e, j] for e in range(self._cell.extras)], self._before[place])

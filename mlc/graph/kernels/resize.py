@@ -1,4 +1,4 @@
-"""Resizing of images, in any layout, by integer arithmetic.
+"""Image resizing in any layout, with integer index arithmetic.
 
 The place that an output comes from is a fraction of whole numbers, so its pixel is an exact quotient and its weight an
 exact remainder: no float rounds to the wrong neighbour, and nothing depends on the channel, along which vectors lie in

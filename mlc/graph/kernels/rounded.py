@@ -1,4 +1,4 @@
-"""Products of float32 that are rounded to 8 bits by weights of few bits, in integers, and the packing of such weights.
+"""Float32 activations rounded to 8 bits times low-bit weights, in integer arithmetic, and the packing of such weights.
 
 Where a model allows activations of 8 bits, each block of a row that meets one scale of the weights becomes int8 around
 zero: the largest magnitude is 127. A block's part of a sum is then one of integers, on instructions that add up several
@@ -43,7 +43,7 @@ def has_rounded(target: Target, bits: int) -> bool:
 
 
 def half_range(bits: int) -> int:
-    """What is added to integers of ``bits`` bits and to their zero points."""
+    """The offset that makes integers of ``bits`` bits, and their zero points, unsigned."""
     return 1 << (bits - 1)
 
 

@@ -1,4 +1,5 @@
-"""Products of 8-bit integers by an instruction whose pairs of products saturate, and exact nevertheless.
+"""Exact 8-bit integer products by an instruction whose pairwise sums saturate (``pmaddubsw``): weights are split so
+that none does.
 
 ``pmaddubsw`` multiplies bytes at 1.4 times the rate of ``pmaddwd``, but the sum of two products ends at 16 bits, which
 it leaves where two weights of one sign add up to more than 128. So a weight becomes a sum of two: one without such
@@ -54,12 +55,12 @@ class Split:
 
     @cached_property
     def panels(self) -> np.ndarray:
-        """What :func:`dense_bytes` reads."""
+        """The weights that :func:`dense_bytes` reads."""
         return pack_dense(self.kept, dot.QUADS)
 
     @cached_property
     def packed_rest(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What :func:`remainder` reads."""
+        """The weights that :func:`remainder` reads."""
         return pack_remainder(self.rest)
 
 

@@ -1,4 +1,4 @@
-"""Products whose sums go in steps: a dot-product instruction adds several products of short numbers to each lane.
+"""Reductions in steps, for dot-product instructions that add several products to each lane.
 
 Weights end in what a step reads of a panel or block of columns: ``[..., n, s]`` of ``s`` products for each of ``n``
 lanes. Operands are cast to the type of the sum before they are multiplied.

@@ -1,4 +1,5 @@
-"""Products of float32 with weights of 2, 4 or 8 bits, made float32 in registers, and the packing of such weights.
+"""Float32 activations times weights of 2, 4 or 8 bits that become float32 in registers, and the packing of such
+weights.
 
 A weight is ``(integer - zero) * scale`` with a scale, and where it is not zero a zero point, for each column and each
 block of rows. So a block's part of a sum is ``scale * (sum(x * integer) - zero * sum(x))``: scales and zero points are
@@ -36,7 +37,8 @@ def rows_of_word(bits: int) -> int:
 
 
 def moved_by(bits: int) -> int:
-    """What is added to integers of ``bits`` bits and to their zero points."""
+    """The offset that makes integers of ``bits`` bits, and their zero points, unsigned (0 for 8 bits, which stay
+    signed)."""
     return 1 << (bits - 1) if bits < 8 else 0
 
 

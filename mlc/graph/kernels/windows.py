@@ -1,4 +1,4 @@
-"""A convolution in blocked layouts as a product of matrices: what a window reads is gathered into a row.
+"""A convolution in blocked layouts as a matrix product (im2col): each window is gathered into a row.
 
 That is for a matrix unit, which adds up whole rows of 64 bytes: blocks of channels are shorter. Rows of zeros make
 whole tiles of pixels. The product is that of :mod:`mlc.graph.kernels.stepped`, and its result is put into blocks again.

@@ -1,4 +1,4 @@
-"""Which layout each value of a graph is kept in: a choice for the whole graph, by integer programming.
+"""The choice of a layout for each value of a graph, for the whole graph at once, by integer programming.
 
 Every operator has alternatives, each with the layouts that it reads, the one that it makes and its price; a value may
 be converted to further layouts, at a price that is paid once. The cheapest consistent choice is a small integer
@@ -100,7 +100,7 @@ class _Program(Generic[L]):
         return [self._made[value, i] for i in range(len(self._values[value]))]
 
     def _there(self, value: Hashable, layout: L) -> dict[int, float]:
-        """What puts ``value`` in ``layout`` in place, negated."""
+        """The variables that make ``value`` available in ``layout``, negated."""
         ways = [self._made[value, i] for i, a in enumerate(self._values[value]) if a.layout == layout]
         ways += [self._converted[value, layout]] if (value, layout) in self._converted else []
         return dict.fromkeys(ways, -1.0)

@@ -1,10 +1,10 @@
 """Blocked layouts for whole regions of the graph.
 
-Convolutions run in ``NCHW[c]c`` (:mod:`mlc.graph.kernels.blocked`), and everything between them that can work on that
-layout stays in it: pooling, resizing, elementwise operators, concatenation by whole blocks, means over the image. Which
-regions, and in which blocks, is chosen for the whole graph at once (:mod:`mlc.graph.layout.regions`). Each value is
-kept in the layouts that somebody asked for; conversions are ordinary operators at the borders, made once, and fuse with
-the data movement around them. Weights are rearranged here, so the compiled module holds them ready for use.
+Convolutions run in ``NCHW[c]c`` (:mod:`mlc.graph.kernels.blocked`), and everything between them that supports that
+layout stays in it: pooling, resizing, elementwise operators, concatenation by whole blocks, means over the image. The
+regions and block sizes are chosen for the whole graph at once (:mod:`mlc.graph.layout.regions`). Each value is kept in
+the layouts that are requested; conversions are ordinary operators at the borders of regions, done once, and fused with
+the data movement around them. Weights are packed here, so that the compiled module holds them ready for use.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ __all__ = ["BlockedLayouts", "Rewriter"]
 
 
 def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
-    """Module pass: convolutions of CPU targets and what lies between them move to blocked layouts where that pays.
+    """Module pass: convolutions of CPU targets, and the operators between them, move to blocked layouts where that
+    pays.
 
-    ``options`` say by which algorithms convolutions may be computed there, which makes blocks pay more, and whether
-    they may multiply bfloat16, which they do where the estimate is that it is faster.
+    ``options`` restrict the algorithms of convolutions, more of which make blocked layouts pay more often, and whether
+    convolutions may multiply bfloat16, which they do if that is estimated to be faster.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
@@ -55,7 +56,7 @@ def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) ->
 
 
 class Rewriter:
-    """Emits the function again, binding by binding, each in the layout that was chosen for it."""
+    """Rebuilds the function, binding by binding, each in the layout that was chosen for it."""
 
     #: what converts values between layouts, and what computes convolutions in them
     values, convolver = Values, Convolver

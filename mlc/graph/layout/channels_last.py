@@ -1,4 +1,4 @@
-"""Channels last for convolutions on tensor cores.
+"""Channels-last layout for convolutions on tensor cores.
 
 A GPU's kernel copies 16 bytes of an image at a time, which are neighbours of a product's sum where the channels of a
 pixel lie together. An image is then one block of all its channels, ``[N, 1, H, W, C]``, padded with zeros to whole
@@ -194,7 +194,7 @@ class _Planner(Planner):
             yield Alternative(out, reads, moved)
 
     def _lines_seconds(self, value: relax.Call, lines: Lines) -> float:
-        """Of a convolution of lines that are made for it."""
+        """The estimated seconds of a convolution of lines that are prepared for it."""
         conv = convolution(value, None, _last(value))
         made = 2.0 * conv.n * lines.lines * lines.columns * LANES
         moved = self._estimate.copy(self._bytes(value.args[0], None) + made)
@@ -239,7 +239,7 @@ class _Planner(Planner):
         return super()._plain_seconds(var, value)
 
     def _seconds(self, conv: Convolution, bits: int, vector: int) -> float:
-        """Of a product on tensor cores that copies so many elements of an image at a time."""
+        """The estimated seconds of a product on tensor cores that copies so many elements of an image at a time."""
         gpu, conv = self._gpu, replace(conv, element=bits // 8)
         depth, filters = conv.channels // conv.groups * math.prod(conv.kernel), conv.filters // conv.groups
         patches = conv.n * math.prod(conv.out) * depth * conv.groups

@@ -59,7 +59,7 @@ def transposed_axes(call: relax.Call) -> tuple[Axis, Axis]:
 
 
 def convolution(call: relax.Call, inner: ChannelBlocks | None = None, out: ChannelBlocks | None = None) -> Convolution:
-    """What is convolved; channels that only pad are counted where a layout is blocked."""
+    """The convolution's sizes; padding channels count in a blocked layout."""
     n, channels, *size = shape_of(call.args[0])
     filters, _, *kernel = shape_of(call.args[1])
     attrs = call.attrs
@@ -78,7 +78,7 @@ def _element(call: relax.Call) -> int:
 
 
 def phases(call: relax.Call, inner: ChannelBlocks, out: ChannelBlocks) -> Convolution:
-    """What is convolved for all phases of a transposed convolution together: each is a set of filters."""
+    """The sizes of all phases of a transposed convolution together: each phase is a set of filters."""
     n, _, *size = shape_of(call.args[0])
     rows, columns = transposed_axes(call)
     filters, groups = rows.stride * columns.stride * out.lanes, int(call.attrs.groups)
@@ -90,7 +90,7 @@ def phases(call: relax.Call, inner: ChannelBlocks, out: ChannelBlocks) -> Convol
 
 
 def with_zeros(call: relax.Call) -> Convolution:
-    """What the plain kernel of a transposed convolution computes: it convolves an image of mostly zeros."""
+    """The sizes that the plain kernel of a transposed convolution has: it convolves an image of mostly zeros."""
     (n, channels, *_), (_, filters, *out), kernel = shape_of(call.args[0]), shape_of(call), shape_of(call.args[1])[2:]
     size = (out[0] + kernel[0] - 1, out[1] + kernel[1] - 1)  # a dilated kernel has as many elements
     return Convolution(

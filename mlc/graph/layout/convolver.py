@@ -1,4 +1,4 @@
-"""Convolutions in blocked layouts: the kernel that computes each, and its weight as that kernel reads it."""
+"""Builds convolutions in blocked layouts: the kernel of each, and its weight as that kernel reads it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mlc.graph.layout.regions import Choice, call_of, constant_bytes
 from mlc.graph.layout.values import Values
 from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.simplify.channel_shuffles import shuffle_source
 from mlc.options import CompileOptions
 from mlc.sizes import Size
 from mlc.target import Target

@@ -1,4 +1,4 @@
-"""Weights of matrix products, rearranged at build time into the panels that the GEMM schedule reads."""
+"""Weights of matrix products, packed at build time into the panels that the GEMM schedule reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _pack(weight: np.ndarray) -> np.ndarray:
 
 
 def _kernel(call: relax.Call, packed: relax.Expr) -> tuple[Callable[..., te.Tensor], int]:
-    """What computes a product with packed weights, and how many products a step of its sum takes."""
+    """The kernel of a product with packed weights, and the number of products in a step of its sum."""
     if is_integer_product(call):
         return dense_integer, max(STEP, shape_of(packed)[-1])
     return (bfloat.dense_bfloat, shape_of(packed)[-1]) if dtype_of(packed) == "bfloat16" else (dense_packed, 1)

@@ -1,4 +1,4 @@
-"""The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
+"""The layouts that each operator supports and their costs: which regions of a graph may be blocked, and how.
 
 :meth:`Planner.choose` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
 spread along operators that keep the channels; a convolution may read one blocking and write another. One block of all
@@ -38,7 +38,7 @@ from mlc.graph.layout.convolutions import (
     with_zeros,
 )
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.simplify.channel_shuffles import shuffle_source
 from mlc.operators import relax_where
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
@@ -122,7 +122,7 @@ class Planner:
 
     @staticmethod
     def rows_of(value: relax.Expr) -> Rows | None:
-        """What a transpose between images and rows of channels does, where that is no copy; as the rewriter has it."""
+        """The effect of a transpose between images and rows of channels, if that is not a copy; as in the rewriter."""
         return rows_of(value)
 
     def choose(self) -> dict[Hashable, Choice]:
@@ -256,7 +256,7 @@ class Planner:
                     yield Alternative(layout, reads, self._blocked_seconds(name, var, value, layout))
 
     def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
-        """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
+        """The operands that an operator which keeps channels reads to work in ``layout``; None if it cannot."""
         exact = name in UNARY_EXACT | BINARY_EXACT
         within = name in IMAGES or name == "relax.mean" or moves_batch(value) or pads_space(value)
         if name in UNARY | UNARY_EXACT or within:
@@ -323,7 +323,7 @@ class Planner:
         return 0.0 if whole else self._estimate.copy(2.0 * self._bytes(var, layout))
 
     def _blockings(self, image: relax.Expr, groups: int) -> list[ChannelBlocks]:
-        """What a convolution could read or write: what suits it, and in the block sizes that suit its neighbours."""
+        """The blockings that a convolution could read or write: those that suit it, and those of its neighbours."""
         channels = shape_of(image)[1]
         family = self._family(image).layouts if isinstance(image, relax.Var) else ()
         sizes = [layout.size for layout in [*_blockings(channels, groups), *family] if layout.size <= BLOCK]
@@ -338,7 +338,7 @@ class Planner:
         return [layout for layout in self._family(data).layouts if layout.size == layout.channels > BLOCK]
 
     def _kernel(self, conv: Convolution) -> float:
-        """Of the fastest algorithm; which one is decided where the epilogue is known."""
+        """The kernel of the fastest algorithm; the final choice is made when the epilogue is known."""
         return fastest(conv, self._options, self._estimate)
 
     def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
@@ -406,7 +406,7 @@ def rows_of(value: relax.Expr) -> Rows | None:
 
 
 def any_rows_of(value: relax.Expr) -> Rows | None:
-    """The same of all types and numbers of channels."""
+    """:func:`rows_of` for all types and numbers of channels."""
     if name_of(value) != "relax.permute_dims" or not is_image(value):
         return None
     order, shape = permutation(value), shape_of(value)

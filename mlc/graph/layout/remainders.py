@@ -1,4 +1,5 @@
-"""What a saturating product leaves out, computed beside it: calls of :func:`mlc.graph.kernels.saturating.remainder`."""
+"""The correction of a saturating product, computed beside it: calls of :func:`mlc.graph.kernels.saturating.remainder`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of a graph in the layouts that somebody asked for, each conversion made once."""
+"""The values of a graph in the layouts that operators request, each conversion made only once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Value:
 
 
 class Values:
-    """What a graph's variables are in the function that ``bb`` builds, each in the layouts made of it so far."""
+    """The values of a graph's variables in the function that ``bb`` builds, each in the layouts made so far."""
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         self.bb = bb

@@ -1,4 +1,4 @@
-"""What quantised integers stand for: ``(q - zero) * scale``."""
+"""Affine quantisation: ``(q - zero) * scale``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def dequantised(expr: relax.Expr, scope: Scope) -> Dequantised | None:
 
 
 def quantised(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, Affine] | None:
-    """What ``expr`` is quantised from, and how, if it is."""
+    """The expression that ``expr`` is quantised from, and its parameters; None if it is not quantised."""
     call = scope.call(expr, "quantize")
     affine = affine_of(call) if call is not None and dtype_of(call.args[0]) == "float32" else None
     return (call.args[0], affine) if call is not None and affine is not None else None

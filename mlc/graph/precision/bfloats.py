@@ -1,4 +1,4 @@
-"""Models whose products are of bfloat16: kernels for pairs of it round nothing that the model does not round itself.
+"""Models whose products are all bfloat16: kernels that multiply pairs of it, without rounding more than the model does.
 
 A CPU computes such a model in float32 (:mod:`mlc.graph.precision.widened`). But products of bfloat16 are exact in
 float32, and some CPUs have instructions that add up pairs of them. What multiplies a weight there is a value that the

@@ -1,4 +1,4 @@
-"""Activations quantised by their own range at run time, and products of their bytes, on GPUs.
+"""Dynamic quantisation on GPUs: activations quantised by their range at run time, and the products of their bytes.
 
 ====================================================  ========================================================
 before                                                after
@@ -181,7 +181,7 @@ def _rows(size: int) -> int:
 
 
 def _signed(expr: relax.Expr, scope: Scope) -> relax.Expr | None:
-    """What ``expr`` is moved up from to uint8, by 128."""
+    """The int8 expression that ``expr`` is shifted to uint8 from, by 128."""
     cast = scope.call(expr, "astype")
     moved = scope.call(cast.args[0], "add") if cast is not None else None
     wide = scope.call(moved.args[0], "astype") if moved is not None else None

@@ -1,4 +1,4 @@
-"""What products of 8-bit operands cost on GPUs: of int8 on tensor cores, and of floats.
+"""The cost of 8-bit products on GPUs: int8 on tensor cores, or floats.
 
 By arithmetic on what data sheets say, of products as a whole: whichever of multiplying and of moving bytes takes
 longer. Floats are what the ``precision`` of the options allows, and are read from where a kernel has put them that

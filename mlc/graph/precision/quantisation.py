@@ -1,4 +1,4 @@
-"""Everything that quantised models go through, in order."""
+"""The passes over quantised models, in order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.rewrite import bindings, op_name
-from mlc.graph.precision.halves import HalfProducts
+from mlc.graph.precision.int8_as_float16 import HalfProducts
 from mlc.graph.precision.integer import IntegerProducts, priced
-from mlc.graph.precision.moved import MoveQuantisation, SignedActivations, UnsignedActivations
+from mlc.graph.precision.requantise import ExpandRequantisation
 from mlc.graph.precision.rescaled import Rescale
-from mlc.graph.precision.spelled_out import SpellOutQuantisation
+from mlc.graph.precision.sink_dequantise import MoveQuantisation, SignedActivations, UnsignedActivations
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
@@ -39,7 +39,7 @@ def Quantisation(
         gpu, products = target.kind == "cuda", tuple[tvm.transform.Pass, ...]()
         if options.integers:
             halves = (HalfProducts(target),) if gpu else ()
-            products = (IntegerProducts(priced(target, options)), *halves, SpellOutQuantisation, Rescale)
+            products = (IntegerProducts(priced(target, options)), *halves, ExpandRequantisation, Rescale)
         activations = SignedActivations if gpu else UnsignedActivations
         for each in (activations, *tidy, MoveQuantisation, *products):
             mod = each(mod)

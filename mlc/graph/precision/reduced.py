@@ -1,11 +1,11 @@
-"""Operands of float32 products in fewer bits, where the user allows it (``precision`` of the options).
+"""``precision`` of the compile options on CPUs: operands of float32 products rounded to fewer bits.
 
 ``f32``
     Nothing is rounded.
 ``f16``
     Constant operands of products and tables that are looked up are rounded to float16; the arithmetic stays float32.
-    An artifact stores them in half the bytes (:mod:`mlc.artifact.narrow`). Rounding is relative to 2^-11, or 2^-25
-    absolute where that is more; constants with a value beyond float16's range stay as they are.
+    An artifact stores them in half the bytes (:mod:`mlc.artifact.compact_weights`). The rounding error is at most
+    2^-11 relative or 2^-25 absolute, whichever is larger; constants with a value beyond float16's range stay float32.
 ``bf16``
     Products with a constant operand multiply bfloat16 and add up in float32, by instructions that do so. Both operands
     are rounded, relative to 2^-9. :mod:`mlc.graph.layout`, which packs the constants, says which products.
@@ -13,7 +13,7 @@
     What GPUs' tensor cores make of float32 operands, rounded relative to 2^-11; no CPU has it.
 
 On GPUs with tensor cores (sm_80 and later), ``f16`` and ``bf16`` round both operands of every product and of attention,
-which are added up in float32 (:mod:`mlc.graph.precision.operands`). What exceeds float16's range becomes infinite.
+which are added up in float32 (:mod:`mlc.graph.precision.reduced_gpu`). What exceeds float16's range becomes infinite.
 """
 
 from __future__ import annotations

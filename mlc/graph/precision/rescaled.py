@@ -1,4 +1,4 @@
-"""Quantising what 8-bit integers stand for, and sums of two such, without a division.
+"""Requantisation of 8-bit integers, and of sums of two, without a division.
 
 ====================================================================  ===============================================
 before                                                                after
@@ -65,7 +65,7 @@ def _numbers(operand: Dequantised) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(operands: list[Dequantised]) -> list[np.ndarray]:
-    """What the operands of all values add up to: as the operators say, and with either product in a multiply-add."""
+    """The possible float32 sums of all pairs of values: as written, or with either product in a fused multiply-add."""
     integers, scales = zip(*map(_numbers, operands), strict=True)
     exact = [each.astype(np.float64) * scale for each, scale in zip(integers, scales, strict=True)]
     single = [each.astype(np.float32) for each in exact]

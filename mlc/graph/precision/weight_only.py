@@ -1,4 +1,5 @@
-"""Products with weights of 2, 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
+"""Weight-only quantisation: products with weights of 2, 4 or 8 bits and a scale per block, whose integers stay in
+memory.
 
 ``matmul(x, dequantise(W))``   -->   ``dense_weight_only(x, words of W, scales, zero points)``
 
@@ -313,7 +314,7 @@ def _call(expr: relax.Expr, bound: _Bound, name: str) -> relax.Call | None:
 
 
 def _cut(call: relax.Call, weight: _Weight | None) -> _Weight | None:
-    """What a slice from the first row and column on leaves."""
+    """The part that a slice from the first row and column on keeps."""
     kept = cuts(call)
     if weight is None or kept is None or any(cut.begin or cut.step > 1 for cut in kept):
         return None

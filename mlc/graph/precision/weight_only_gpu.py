@@ -1,4 +1,4 @@
-"""Products on GPUs with weights of 2, 4 or 8 bits: which are packed, and what activations are multiplied as.
+"""Weight-only quantisation on GPUs: which weights are packed, and in which type activations are multiplied.
 
 ``matmul(float(x), dequantise(W))``   -->   ``dense_few_bits(x, words of W, scales, zero points)``
 
@@ -41,7 +41,7 @@ def activations(
 
 
 def uncast(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """What a conversion between float32 and 16-bit floats converts; anything else as it is."""
+    """The operand of a conversion between float32 and 16-bit floats; anything else unchanged."""
     value = bound.get(expr) if isinstance(expr, relax.Var) else None
     if not isinstance(value, relax.Call) or op_name(value) != "relax.astype":
         return expr

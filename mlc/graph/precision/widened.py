@@ -1,4 +1,4 @@
-"""16-bit floats are what is stored; arithmetic is float32.
+"""16-bit floats are widened: they are storage types, and arithmetic is float32.
 
 CPUs convert float16 and bfloat16 in a cycle and add and multiply them slowly or not at all, and sums of many 16-bit
 floats lose what the model needs. So every tensor of 16-bit floats becomes one of float32, but for the model's inputs
@@ -115,7 +115,7 @@ class _Widening:
         return self._builder.emit(relax.op.astype(expr, dtype))
 
     def _result(self, expr: relax.Expr) -> relax.Expr:
-        """What the function returns, of the types that it had."""
+        """The function's result, with its original types."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._result(field) for field in expr.fields])
         if isinstance(expr.ty, relax.TupleType):

@@ -1,4 +1,4 @@
-"""Scales and shifts by constants: gathered in the form ``x * s + t``, and scales folded into weights.
+"""Scales and shifts by constants: collected in the form ``x * s + t``, and scales folded into weights.
 
 ========================================  ==============================================
 before                                    after

@@ -1,4 +1,4 @@
-"""Cheaper arithmetic: no division by constants, no general power, no negation that another operator can do.
+"""Cheaper arithmetic: no division by constants, no general power, no negation that another operator can absorb.
 
 ========================  =============================
 before                    after
@@ -74,7 +74,7 @@ def power_as_product(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 def _factors(base: relax.Expr, exponent: float, scope: Scope) -> list[relax.Expr]:
-    """What must be multiplied to make ``base ** exponent``."""
+    """The factors whose product is ``base ** exponent``."""
     whole, quarters = int(exponent), round((exponent % 1) * 4)
     factors = [base] * whole
     if quarters:

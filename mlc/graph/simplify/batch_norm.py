@@ -1,4 +1,4 @@
-"""Batch normalisation of inference as one scale and one shift per channel.
+"""Batch normalisation at inference as one scale and one shift per channel.
 
 Before: ``R.nn.batch_norm(x, gamma, beta, mean, variance, training=False)[0]``
 

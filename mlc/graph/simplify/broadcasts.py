@@ -1,4 +1,4 @@
-"""Arithmetic on the smaller tensor, before it is broadcast.
+"""Arithmetic is moved before broadcasts, to the smaller tensor.
 
 =====================================  ===========================================
 before                                 after

@@ -1,4 +1,4 @@
-"""Sums over a window of neighbouring channels, as local response normalisation makes them, by a convolution.
+"""Sums over a window of neighbouring channels (local response normalisation), as a convolution.
 
 Before::
 

@@ -1,4 +1,4 @@
-"""Concatenations that begin or end with one that there is already are made of it.
+"""Shares common parts of concatenations: one that begins or ends with another is built from it.
 
 ``b = concat((x, y)); c = concat((x, y, z))   -->   c = concat((b, z))``
 
@@ -48,7 +48,7 @@ def _parts(call: relax.Call) -> tuple[relax.Expr, ...] | None:
 def _shared(
     parts: tuple[relax.Expr, ...], known: dict[tuple[relax.Expr, ...], relax.Var]
 ) -> list[relax.Expr] | None:
-    """The same with its longest beginning or end that is known in place of what that is made of."""
+    """The same concatenation, with its longest known prefix or suffix in place of that one's parts."""
     for length in range(len(parts) - 1, 1, -1):
         if parts[:length] in known:
             return [known[parts[:length]], *parts[length:]]

@@ -1,8 +1,9 @@
-"""Attention of few queries: what keys and values are projected by is multiplied with the queries instead.
+"""Attention with few queries: the projection weights of keys and values are multiplied with the queries, not with all
+tokens.
 
-A classifier asks one question of a sequence: its last block needs the keys and values of all tokens for the one query
-that is left (:mod:`mlc.graph.simplify.unread`), and so do blocks that pool by attention. Both products with the weights
-are linear, and are taken in the other order, of each head for itself::
+A classifier reads one token: its last block needs the keys and values of all tokens for the single query that is left
+(:mod:`mlc.graph.simplify.slice_pushdown`), and so do blocks that pool by attention. The projections of keys and values
+are linear, so that the products are reassociated, separately for each head::
 
     q @ transpose(x @ w + b)   -->   (q @ transpose(w)) @ transpose(x) + q @ b
     p @ (x @ w + b)            -->   (p @ x) @ w + sum(p) * b
@@ -91,7 +92,7 @@ class _Use:
 
 
 class _Main:
-    """What there is to know of main: what its variables are bound to, and who reads them."""
+    """The bindings and uses of the variables of ``main``."""
 
     def __init__(self, func: relax.Function) -> None:
         self.bound = {binding.var: binding.value for binding in bindings(func)}
@@ -205,7 +206,7 @@ def _is(value: Any, *names: str) -> bool:
 
 
 def _is_softmax(value: Any) -> bool:
-    """Of the last axis."""
+    """Whether it is a softmax over the last axis."""
     return _is(value, "relax.nn.softmax") and int(value.attrs.axis) in (-1, len(shape_of(value)) - 1)
 
 
@@ -214,7 +215,7 @@ def _is_moved(value: relax.Expr) -> bool:
 
 
 def _moved(value: relax.Expr, var: relax.Var, places: np.ndarray) -> np.ndarray | None:
-    """Where the elements come from of what moves elements only."""
+    """Where elements come from, for operators that only move elements."""
     if _is(value, *_VIEWS) and fixed(shape_of(var)):
         return places.reshape(shape_of(var))
     if _is(value, "relax.permute_dims"):

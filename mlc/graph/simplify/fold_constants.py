@@ -1,4 +1,4 @@
-"""Evaluate what depends on constants only.
+"""Constant folding.
 
 The operators that importers leave on weights (reshape, transpose, cast, arithmetic) are evaluated by numpy with
 one copy of the data; any other operator is lowered by TVM and run on the host. A result much larger than what it

@@ -1,4 +1,4 @@
-"""Recognise the Gaussian error linear unit where an exporter wrote it out.
+"""Recognises the Gaussian error linear unit (GELU) in the form that exporters write.
 
 Before, in any order of the factors and with the constants anywhere among them::
 

@@ -1,4 +1,4 @@
-"""Recognise layer normalisation where an exporter wrote it out, and take the scale and shift after it in.
+"""Recognises layer normalisation in the form that exporters write, including the scale and shift after it.
 
 Before::
 

@@ -1,4 +1,4 @@
-"""Reshapes, transposes and their kin: one way to write each, merged where two meet.
+"""Reshapes, transposes and the like in a canonical form; two in a row are merged.
 
 ============================================  ====================================================
 before                                        after

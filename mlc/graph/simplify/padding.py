@@ -1,4 +1,4 @@
-"""Zeros around an image become the padding of the convolution or average that reads it.
+"""Zero padding becomes the padding of the convolution or average pooling that reads it.
 
 ===================================================  ============================================
 before                                               after

@@ -1,4 +1,4 @@
-"""Products over channels run where there are the fewest pixels, and two of them in a row are one.
+"""Pointwise convolutions are moved to where there are the fewest pixels, and two in a row are merged.
 
 ==================================================  ====================================================
 before                                              after

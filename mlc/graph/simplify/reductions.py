@@ -1,4 +1,4 @@
-"""Reductions of reductions, over axes of length 1, and of what grows with its argument.
+"""Reductions of reductions, over axes of length 1, and of monotone functions.
 
 =====================================  ================================================
 before                                 after

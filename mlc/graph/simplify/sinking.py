@@ -1,4 +1,4 @@
-"""Reshapes and transposes move towards the result, past everything they commute with.
+"""Reshapes and transposes sink towards the outputs, past everything that they commute with.
 
 ========================================  ====================================================
 before                                    after

@@ -1,4 +1,4 @@
-"""Recognise softmax where an exporter wrote it out.
+"""Recognises softmax in the form that exporters write.
 
 Before: ``e = R.exp(x - R.max(x, axis, keepdims=True)); e / R.sum(e, axis, keepdims=True)``
 

@@ -1,1 +1,1 @@
-"""Verified substitutions over whole models: which of the graphs that proved rules make equal is the fastest."""
+"""Proved substitutions on whole models: finds the fastest of the graphs that the rules show to be equal."""

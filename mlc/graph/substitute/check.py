@@ -1,4 +1,4 @@
-"""Whether two term graphs over the same leaves compute the same, on random inputs.
+"""Compares two term graphs over the same leaves numerically, on random inputs.
 
 Rules are proved; this looks at what was made of them as a whole. Results of opaque leaves are random inputs, and what
 the two graphs hand to them is compared like outputs. Over the reals up to rounding, or exactly over the prime field,

@@ -1,8 +1,8 @@
-"""The choice between the graphs of a search: by what was decided before, else by the prices of their tasks.
+"""Chooses among the graphs of a search: by an earlier decision of a tuning run, else by the prices of their tasks.
 
-A search must be worth its time: where a tuning run has decided for the model's own graph there is none, and none where
-:mod:`mlc.graph.substitute.gain` says that nothing could come of it. It must never keep a model from being compiled
-either: what goes wrong in it is a warning, and the model's own graph is taken.
+A search must be worth its time: there is none where a tuning run has decided for the model's own graph, nor where
+:mod:`mlc.graph.substitute.gain_bound` shows that nothing could be gained. Nor may it keep a model from being compiled:
+an error in the search becomes a warning, and the model's own graph is compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlc.config import get_int
 from mlc.graph.ir.rewrite import op_name
 from mlc.graph.substitute.check import same_where_changed
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.gain import gain_bound
+from mlc.graph.substitute.gain_bound import gain_bound
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.price import Comparison, Price, compare
 from mlc.graph.substitute.read import Reading, read
@@ -40,17 +40,17 @@ __all__ = ["MARGIN", "Decided", "Decision", "Substitutions", "choose", "digest",
 
 _LOG = logging.getLogger("mlc.build")
 
-#: part of the time that a graph may take at most of what it saves on, where nobody has measured both
+#: a graph must take at most this fraction of the time of what it replaces, if the two were not both measured
 MARGIN = 0.97
-#: and where the log has
+#: and if they were
 MEASURED_MARGIN = 0.99
-#: a graph is looked at if its estimate is at least this much below that of the model's own
+#: a graph is considered if its estimate is at least this much below that of the model's own
 _PROMISING = 0.97
 
 
 class Decided(Protocol):
-    """What a tuning run decided: the digest of the graph to take, the scale of the search that finds it, and the
-    seconds of the model's own graph and of the best other one, timed in turn as wholes; None where they were not."""
+    """A tuning run's decision: the digest of the chosen graph, the scale of the search that finds it, and the measured
+    times of whole models, for the model's own graph and the best other one; None if they were not measured."""
 
     @property
     def graph(self) -> str: ...
@@ -64,11 +64,11 @@ class Decided(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was found and which candidate is taken; ``comparisons`` are with the model's own graph, by candidate.
+    """The choice among the graphs of a search; ``comparisons`` are with the model's own graph, by candidate.
 
-    ``reason``: ``decided`` (a tuning run has), ``prices``, ``kept`` (no other graph is clearly faster), ``alone`` (the
-    search found no other), ``hopeless`` (there was no search, since nothing could come of it) or ``untuned`` (none,
-    since estimates of graphs are tried on CPUs only). ``decided`` is what the tuning run said.
+    ``reason``: ``decided`` (by a tuning run), ``prices``, ``kept`` (no other graph is clearly faster), ``alone`` (the
+    search found no other), ``hopeless`` (no search, since nothing could be gained) or ``untuned`` (no search, since
+    graphs are chosen by estimate on CPUs only). ``decided`` is the tuning run's decision.
     """
 
     found: Found
@@ -80,9 +80,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class Substitutions:
-    """What may be substituted, and who is told. ``decided`` gives what a tuning run decided about a subject, or None;
-    ``notify`` gets the decision. A search may do the work of ``options``, and ``found_again`` where it must find what a
-    tuning run has decided for, which may do as much."""
+    """The rules that may be applied, and callbacks. ``decided`` returns a tuning run's decision about a subject, or
+    None; ``notify`` receives the :class:`Decision`. ``options`` bounds the work of a search, and ``found_again`` that
+    of a search which must find the graph that a tuning run has decided for."""
 
     patterns: Sequence[Pattern]
     options: Options = field(default_factory=Options)
@@ -95,11 +95,11 @@ def choose(
     mod: tvm.IRModule, target: Target, rules: Substitutions, price: Price | None,
     lower: Callable[[tvm.IRModule], tvm.IRModule], compile_options: CompileOptions = DEFAULT_OPTIONS,
 ) -> tvm.IRModule:
-    """The lowered module of the graph that is taken. ``lower`` does the rest of the pipeline with a graph."""
+    """The lowered module of the chosen graph; ``lower`` runs the rest of the pipeline on a graph."""
     try:
         decision, lowered = _chosen(mod, target, rules, price, lower, compile_options)
     except Exception as error:
-        lowered = lower(mod)  # what is wrong with the model itself is raised here
+        lowered = lower(mod)  # errors that the model itself causes are raised here
         failed(error)
         return lowered
     rules.notify(decision)
@@ -107,7 +107,7 @@ def choose(
 
 
 def failed(error: Exception) -> None:
-    """Warn that substitutions went wrong; raises ``error`` itself where ``MLC_DEBUG`` is set."""
+    """Warn that the search failed; raises ``error`` itself if ``MLC_DEBUG`` is set."""
     if get_int("MLC_DEBUG"):
         raise error
     lines = str(error).strip().splitlines() or [""]
@@ -162,7 +162,7 @@ def find(
     mod: tvm.IRModule, target: Target, rules: Substitutions, decided: Decided | None = None,
     compile_options: CompileOptions = DEFAULT_OPTIONS, *, reading: Reading | None = None,
 ) -> Found:
-    """The graphs that are worth a look: the model's own alone where that was decided for or nothing can be gained."""
+    """The graphs to compare: only the model's own if a tuning run decided for it, or if nothing can be gained."""
     started = time.monotonic()
     reading = reading or read(mod["main"])
     own = reading.graph.live()
@@ -186,26 +186,26 @@ def find(
 
 
 def own_graph(mod: tvm.IRModule, reading: Reading, seconds: float = 0.0) -> Found:
-    """What a search finds that is not made: the model's own graph, its estimate unknown."""
+    """The result of a search that is not carried out: the model's own graph, with unknown estimate."""
     return Found(mod, reading, (Candidate(reading.graph.live(), math.nan),), (), seconds)
 
 
 def clearly_faster(comparison: Comparison) -> bool:
-    """Whether a graph beats the model's own by enough to be taken."""
+    """Whether a graph is enough faster than the model's own to be chosen."""
     margin = MEASURED_MARGIN if comparison.basis == "log" else MARGIN
     return comparison.ours < margin * comparison.theirs
 
 
 def digest(graph: TermGraph) -> str:
-    """Equal for equal graphs, whatever their constants hold."""
+    """A hash that is equal for equal graphs, whatever the values of their constants."""
     return hashlib.sha256(repr((graph.terms, graph.outputs)).encode()).hexdigest()[:32]
 
 
 def subject(
     reading: Reading, target: Target, patterns: Sequence[Pattern], compile_options: CompileOptions = DEFAULT_OPTIONS
 ) -> str:
-    """What a decision is about: the model's graph, the target, the rules, the versions of everything else, what a
-    compilation may do, and which sizes are free."""
+    """The key of a decision: the model's graph, the target, the rules, the versions of everything else, the compile
+    options, and which sizes are free."""
     names = [_operator(reading.bound[var]) for var in reading.opaques]
     said = patterns.name if isinstance(patterns, Patterns) else " ".join(pattern.rule.name for pattern in patterns)
     rules = hashlib.sha256(said.encode()).hexdigest()[:16]

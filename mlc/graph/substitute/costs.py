@@ -1,4 +1,4 @@
-"""What an operator adds to the time of a fused program: the costs that extraction weighs.
+"""The cost of an operator within a fused program, as extraction weighs it.
 
 Additive figures that know what becomes one kernel: an elementwise operator costs next to nothing behind a product or
 another elementwise one, and a kernel behind anything else; a slice or concatenation of neighbouring memory is a view.

@@ -1,9 +1,9 @@
-"""Which of the equal graphs: the cheapest choice of one option for every class that is needed.
+"""Extraction: the cheapest choice of one option for every e-class that is needed.
 
 An integer program over the e-graph, solved by HiGHS (Huangfu and Hall, 2018), as in Tensat (Yang et al., "Equality
-saturation for tensor graph superoptimization", 2021). A choice that is a cycle is cut off when it turns up, since
-few do. A greedy choice and the graph as it was stand by: the best of the three is taken. (As a bound in the program
-their cost keeps HiGHS from finding anything for long.)
+saturation for tensor graph superoptimization", 2021). Cyclic choices are cut off when they occur, which is rare. A
+greedy choice and the original graph are alternatives: the best of the three is taken. (Their cost as a bound in the
+program keeps HiGHS from finding anything for a long time.)
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CostOf = Callable[[ENode, tuple[int, ...]], Cost]
 
 @dataclass(frozen=True)
 class Extraction:
-    """An option for each class that the outputs need, and what they cost in seconds. ``how`` is ``program``,
-    ``greedy`` or ``original``."""
+    """An option for each class that the outputs need, and their cost in seconds. ``how`` is ``program``, ``greedy`` or
+    ``original``."""
 
     pick: Pick
     seconds: float
@@ -50,8 +50,7 @@ class Extraction:
 
 
 class Extracted(NamedTuple):
-    """The choices that were found, the work that was done, and what stopped the program before its end: ``work`` or
-    ``seconds``, None for neither."""
+    """The choices found, the work done, and what ended the program early: ``work``, ``seconds``, or None."""
 
     choices: list[Extraction]
     work: float
@@ -59,7 +58,8 @@ class Extracted(NamedTuple):
 
 
 class Problem:
-    """What there is to choose and what it costs. Constants are expressed by the fewest operators beforehand."""
+    """The options of every class and their costs. Constant classes are reduced beforehand to their options with the
+    fewest operators."""
 
     def __init__(self, choices: Choices, cost: CostOf, held: Callable[[tuple[int, ...]], float]) -> None:
         self.choices = choices
@@ -77,7 +77,7 @@ class Problem:
                 self.costs[each, place] = cost(option, choices.shapes[each])
 
     def seconds(self, pick: Pick) -> float:
-        """What a choice costs."""
+        """The cost of a choice."""
         needed = self.needed(pick)
         total = sum(self.held[c] for c in needed if c in self.held)
         for each in needed:
@@ -114,10 +114,10 @@ class Problem:
 
 
 def extract(problem: Problem, *, count: int = 1, work: float = math.inf, seconds: float = PATIENCE) -> Extracted:
-    """Up to ``count`` choices, best first, the best no worse than the greedy one and the graph as it was.
+    """Up to ``count`` choices, best first; the best is no worse than the greedy one and the original graph.
 
-    The first is the cheapest if HiGHS proves it within its limits. Each further one differs from all before in the
-    products that it computes. ``work`` is what may be done, and ``seconds`` when to stop nonetheless, as in
+    The first is optimal if HiGHS proves that within its limits. Each further one differs from all before in the
+    products that it computes. ``work`` bounds the work, and ``seconds`` the time, as in
     :class:`~mlc.substitution.egraph.Limits`.
     """
     found = [Extraction(pick, problem.seconds(pick), how) for pick, how in (
@@ -135,7 +135,7 @@ def extract(problem: Problem, *, count: int = 1, work: float = math.inf, seconds
 
 
 def greedy(problem: Problem) -> Pick:
-    """For each class the option whose tree is cheapest: sharing is not seen, but there are no cycles."""
+    """For each class the option with the cheapest tree: acyclic, but ignorant of sharing."""
     best: dict[int, tuple[float, int]] = {}
     readers: dict[int, set[int]] = {}
     for each, options in problem.options.items():
@@ -309,7 +309,7 @@ def _is_product(option: ENode) -> bool:
 
 
 def _products(problem: Problem, pick: Pick) -> frozenset[tuple[int, ENode]]:
-    """What a choice computes that takes time: its products, and its outputs where it has none."""
+    """What takes time in a choice: its products, or its outputs if it has none."""
     needed = [each for each in problem.needed(pick) if each in problem.options]
     found = frozenset((each, pick[each]) for each in needed if _is_product(pick[each]))
     return found or frozenset((each, pick[each]) for each in needed)
@@ -340,7 +340,8 @@ def _reachable(choices: Choices) -> list[int]:
 
 
 def _fewest(choices: Choices) -> dict[int, ENode]:
-    """For each constant class the option that the fewest operators make; without those that nothing known makes."""
+    """For each constant class, the option with the fewest operators; classes that nothing known computes are omitted.
+    """
     best: dict[int, tuple[int, ENode]] = {}
     changed = True
     while changed:

@@ -1,4 +1,4 @@
-"""What a term of constants is: weights that substitutions join, cut or pad are made when the model is compiled."""
+"""Folds terms of constants: weights that substitutions join, slice or pad are computed at compile time."""
 
 from __future__ import annotations
 

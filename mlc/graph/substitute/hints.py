@@ -1,4 +1,4 @@
-"""Hints: terms that are added, equal to nothing yet, since a rule can only find what is there.
+"""Hints: terms added to the e-graph, equal to nothing yet, because a rule only matches terms that exist.
 
 Products that were joined leave neighbouring slices of one tensor. Where each is combined with a constant of its own (a
 bias, a scale), the constants joined and cut again are added: ``concat(u, v)`` and its slices. That these are ``u`` and

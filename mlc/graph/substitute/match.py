@@ -1,4 +1,4 @@
-"""The rules of a model's search: where a rewrite leaves less to do at run time."""
+"""The rules of a search, restricted to where a rewrite reduces the work at run time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import le, lt
 from typing import Any
 
-from mlc.graph.substitute.benefit import DOUBTFUL, Benefit, benefits_of
+from mlc.graph.substitute.rule_benefit import DOUBTFUL, Benefit, benefits_of
 from mlc.operators import OPERATORS
 from mlc.operators.index import Poly, as_poly
 from mlc.sizes import usual_size

@@ -1,4 +1,4 @@
-"""Names for the terms of a graph that rules made: those of the terms of the model's own graph that they stand for.
+"""Names for the terms that rules introduce: those of the terms of the model's own graph that they replace.
 
 A rewritten graph is the model's own but for what rules changed. Terms are told by constants that nothing else reads in
 this way (a layer's own weights), by what they read, and by what reads them, from there.

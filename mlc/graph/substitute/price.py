@@ -1,7 +1,7 @@
-"""What a graph costs by the tensor functions that come of it: measured where the log knows, else by arithmetic.
+"""The price of a graph, from the tensor functions it lowers to: measured if the log knows them, else estimated.
 
-Only what two graphs do not share is priced, and both by the same measure: the log's times where it has all of them,
-else the analytic model's estimate of the schedules that would be built.
+Only functions that two graphs do not share are priced, and both graphs in the same way: by the log's times if it has
+all of them, else by the analytic model's estimates of the schedules that would be built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Price = Callable[[Task], "float | None"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds of what one graph calls and the other does not. ``basis`` is ``log`` or ``estimate``."""
+    """The seconds of functions that only one of two graphs calls. ``basis`` is ``log`` or ``estimate``."""
 
     ours: float
     theirs: float
@@ -33,12 +33,12 @@ class Comparison:
 
     @property
     def saved(self) -> float:
-        """What ours saves in one run."""
+        """The seconds that our graph saves per run."""
         return self.theirs - self.ours
 
 
 def compare(ours: Sequence[Task], theirs: Sequence[Task], price: Price | None) -> Comparison:
-    """Two graphs by their tasks, whose weights say how often each is called."""
+    """Compare two graphs by their tasks, whose weights say how often each is called."""
     known = {task.key: task for task in [*ours, *theirs]}
     left, right = _calls(ours), _calls(theirs)
     only = left - right, right - left
@@ -53,7 +53,8 @@ def compare(ours: Sequence[Task], theirs: Sequence[Task], price: Price | None) -
 
 
 def bound(ours: Sequence[Task], theirs: Sequence[Task], price: Price) -> tuple[float, float | None]:
-    """How fast what ours alone calls could become, and what is known of theirs (None where something is not)."""
+    """A lower bound on the time of functions that only ours calls, and the known time of those that only theirs calls
+    (None if something is unknown)."""
     known = {task.key: task for task in [*ours, *theirs]}
     left, right = _calls(ours), _calls(theirs)
     least, total = 0.0, 0.0
@@ -68,12 +69,12 @@ def bound(ours: Sequence[Task], theirs: Sequence[Task], price: Price) -> tuple[f
 
 
 def call_seconds(task: Task) -> float:
-    """From one kernel's last instruction to the next one's first, besides the start of its threads."""
+    """The seconds between one kernel's last instruction and the next one's first, apart from starting its threads."""
     return machine(task.target.tvm).call_seconds
 
 
 def estimated(task: Task) -> float:
-    """Seconds of one call of the schedule that would be built untuned, for its usual sizes, by the analytic model."""
+    """The analytic estimate, in seconds per call at the usual sizes, of the schedule that would be built untuned."""
     return _estimated(_Keyed(task))
 
 
@@ -85,7 +86,7 @@ def _calls(tasks: Sequence[Task]) -> Counter[str]:
 
 
 class _Keyed:
-    """A task that is equal to another of its key, for remembering."""
+    """A task as a cache key: equal to another task with the same key."""
 
     def __init__(self, task: Task) -> None:
         self.task, self._key = task, task.key

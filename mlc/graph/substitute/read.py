@@ -1,4 +1,4 @@
-"""Relax to terms: what of a model the operator table knows, and the rest as opaque leaves.
+"""From Relax to terms: what the operator table knows, and everything else as opaque leaves.
 
 A concatenation of many becomes one of pairs, a slice along several axes one slice an axis, an operand of lower rank
 gets axes of length 1 in front; writing the terms undoes all that. Constants of one element are tensors of rank 0.
@@ -233,7 +233,7 @@ class _Reader:
         return place
 
     def _combination(self, call: relax.Call) -> int:
-        """Of operands of one rank."""
+        """An elementwise combination of operands of one rank."""
         rank = len(shape_of(call))
         operands = []
         for arg in call.args:

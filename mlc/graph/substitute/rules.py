@@ -1,4 +1,4 @@
-"""The rules that compiling applies: those of the library that can be, in both directions where a rule has two."""
+"""The rules that compilation applies: the applicable ones of the library, in both directions where a rule has two."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from tvm import relax
 
 from mlc.graph.ir.rewrite import bindings
-from mlc.graph.substitute.benefit import Benefit, benefit_of
 from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.rule_benefit import Benefit, benefit_of
 from mlc.substitution.applicable import directions
 from mlc.substitution.graph import Graph
 from mlc.substitution.ranks import RANK, instances
@@ -91,7 +91,7 @@ class Patterns(Sequence[Pattern]):
 
     @cached_property
     def _ways(self) -> list[list[tuple[frozenset[str], frozenset[str]]]]:
-        """For each rule and direction the operators that it asks for and those that it brings."""
+        """For each rule and direction, the operators that it matches and those that it introduces."""
         ways = []
         for rule in self._rules:
             both = (rule.turned if turned else rule for turned in _directions(rule))

@@ -1,9 +1,10 @@
-"""Equality saturation of a model's terms, and what there is to choose from afterwards: the options of every class.
+"""Equality saturation of a model's terms; the result is a list of options for every e-class.
 
-Each round goes through the rules that leave less, in the order of :class:`~mlc.graph.substitute.benefit.Benefit`, and
-takes the oldest matches of each up to a budget; a rule that has more waits for a while, and longer each time (egg's
-back-off scheduler). The others (commutation, growth and the like) are left out: they used up the nodes of those that
-gain.
+Each round goes through the rules that leave less to compute, in the order of
+:class:`~mlc.graph.substitute.rule_benefit.Benefit`, and applies the oldest matches of each up to a budget; a rule with
+more matches is banned for some rounds, each time for longer (egg's back-off scheduler). The other rules (commutation,
+growth and the like) are left out: they would use up the node budget of those that gain.
+
 A rule that joins products takes them in the order of the model, from left to right: of products 1, 2, 3 of one tensor
 come 1+2, then (1+2)+3, but neither 2+1 nor 1+1; and of more than a few, one chain from the first to the last.
 """
@@ -18,10 +19,10 @@ from functools import reduce
 from itertools import islice, pairwise
 from operator import or_
 
-from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.fold import foldable
 from mlc.graph.substitute.hints import add_hints, hinted
 from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.rule_benefit import Benefit
 from mlc.graph.substitute.sums import arrange
 from mlc.substitution.egraph import PRODUCTS, EGraph, ENode, Limits
 from mlc.substitution.rewrite import Match, relevant
@@ -185,7 +186,7 @@ class _Saturation:
         return not any(b & m for i, b in enumerate(below) for j, m in enumerate(members) if i != j)
 
     def _group(self, pattern: Pattern, match: Match) -> tuple[object, ...]:
-        """What products have in common that a rule could join in any order."""
+        """The key of products that a rule could join in any order."""
         return (pattern.rule.name, *(self._egraph.find(match.classes[name]) for name in pattern.shared))
 
     def _chained(self, pattern: Pattern, found: Sequence[Match]) -> Iterator[Match]:

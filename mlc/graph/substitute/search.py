@@ -1,9 +1,9 @@
-"""The search over a whole model: terms, regions, saturation, extraction; and the graphs that are worth a look.
+"""The search over a whole model: terms, regions, saturation, extraction; the results are the graphs worth building.
 
-A region in which constants can be folded is searched in steps: first by the rules with one output, which fold constants
-into each other and branches into one; then what that leaves by all rules, those that join products of one tensor among
-them. Both at once would join what folding does away with. Where folding is not clearly better, the region's own graph
-is searched by all rules as well.
+A region in which constants can be folded is searched in two steps: first with the rules that have one output, which
+fold constants into each other and merge branches; then the result with all rules, including those that join products of
+one tensor. Both at once would join products that folding removes. If folding is not clearly better, the region's own
+graph is searched with all rules as well.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mlc.substitution.trust import trusted
 
 __all__ = ["Candidate", "Found", "Options", "search"]
 
-#: what folding leaves is searched where it takes at most this part of the time
+#: the folded graph is searched further if its time is at most this fraction of the original
 _WORTH = 0.99
-#: and it alone where it takes at most this; else joining may be better without, which gets this part of the work
+#: and only it, if at most this fraction; otherwise the original graph is searched too, with this part of the work
 _DECISIVE, _OWN_PART = 0.6, 0.75
 #: part of the work that saturation may do, before extraction
 _SATURATING = 0.5
@@ -42,9 +42,12 @@ _SATURATING = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """``largest`` terms to a region, ``nodes`` of its e-graph, ``work`` for all regions together, and how many graphs
-    to propose besides the model's own. ``seconds`` end what hangs, as in :class:`~mlc.substitution.egraph.Limits`.
-    ``scale`` is as for :class:`Costs`. Of the networks that ship, an unrolled LSTM takes the most work, half of it."""
+    """Limits of a search: ``largest`` is the number of terms in a region, ``nodes`` the size of its e-graph, ``work``
+    the bound for all regions together, and ``candidates`` the number of graphs to propose besides the model's own.
+
+    ``seconds`` ends a search that hangs, as in :class:`~mlc.substitution.egraph.Limits`. ``scale`` is that of
+    :class:`Costs`. Of the networks that ship, an unrolled LSTM takes the most work, half of the default.
+    """
 
     largest: int = 300
     nodes: int = 3_000
@@ -56,8 +59,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A graph: the model's own or one that rules make of it. ``estimate`` are seconds as extraction adds them up;
-    ``rules`` how many of its operators each rule brought."""
+    """A graph: the model's own, or one that rules make of it. ``estimate`` is the estimated time in seconds, as
+    extraction adds it up; ``rules`` is how many of its operators each rule introduced."""
 
     graph: TermGraph
     estimate: float
@@ -66,7 +69,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """``candidates`` begin with the model's own graph; ``reports`` are of the distinct regions."""
+    """The result of a search. ``candidates`` begin with the model's own graph; ``reports`` are of the distinct regions.
+    """
 
     mod: tvm.IRModule
     reading: Reading
@@ -76,7 +80,7 @@ class Found:
 
     @property
     def late(self) -> bool:
-        """Whether there was no time for what should have been searched."""
+        """Whether a time limit ended the search early."""
         return any(report.reason == "seconds" for report in self.reports)
 
     def module(self, candidate: Candidate) -> tvm.IRModule:
@@ -90,29 +94,29 @@ def search(
     mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options | None = None,
     compile_options: CompileOptions = DEFAULT_OPTIONS, *, reading: Reading | None = None,
 ) -> Found:
-    """The graphs that ``patterns`` make of a simplified module's main and that extraction finds cheap.
+    """The cheap graphs that ``patterns`` make of a simplified module's main.
 
-    What is found is the same on every machine, unless the ``seconds`` run out. Where it is more than the model's own
-    graph, the certificates of the rules that were applied are valid: where some are not, all certificates are checked,
-    and all is done once more without the rules whose are not.
+    The result is the same on every machine, unless ``seconds`` run out. If it contains more than the model's own graph,
+    the certificates of all applied rules have been checked: if some are invalid, all certificates are checked, and the
+    search is repeated without the rules whose certificates are invalid.
     """
     reading = reading or read(mod["main"])
     while True:
         try:
             found, applied = _searched(mod, patterns, target, options or Options(), compile_options, reading)
-        except Exception:  # a rule that is wrong may bring about anything
+        except Exception:  # a wrong rule may cause any error
             wrong = _wrong(pattern.proved for pattern in patterns)
             if not wrong:
                 raise
         else:
             if not _wrong(applied):
                 return found
-            wrong = _wrong(pattern.proved for pattern in patterns)  # else each search could meet one more
+            wrong = _wrong(pattern.proved for pattern in patterns)  # all, or each search finds one more
         patterns = [pattern for pattern in patterns if id(pattern.proved) not in wrong]
 
 
 def _wrong(rules: Iterable[Rule]) -> set[int]:
-    """The identities of those whose certificates are not valid."""
+    """The identities of rules with invalid certificates."""
     with uncollected():
         return {each for each, rule in {id(rule): rule for rule in rules}.items() if not trusted(rule)}
 
@@ -121,7 +125,7 @@ def _searched(
     mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options,
     compile_options: CompileOptions, reading: Reading,
 ) -> tuple[Found, list[Rule]]:
-    """What is found, and the rules that it rests on which were not checked."""
+    """The graphs found, and the rules that they depend on whose certificates were not checked."""
     started = time.monotonic()
     weights = sum(array.nbytes for array in reading.constants)
     costs = Costs(target, weights, compile_options, scale=dict(options.scale))
@@ -142,7 +146,7 @@ def _searched(
 
 @dataclass(frozen=True)
 class _Choice:
-    """A graph for a region, its cost in seconds and how many of its operators each rule brought."""
+    """A graph for a region, its cost in seconds, and how many of its operators each rule introduced."""
 
     graph: TermGraph
     seconds: float
@@ -186,7 +190,7 @@ def _solve(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options:
 
 
 def _both(first: Report, second: Report) -> Report:
-    """One report of two searches, of which the second goes on where the first ended."""
+    """Merge the reports of two searches, the second of which continues the first."""
     matches = Counter(first.matches) + Counter(second.matches)
     reason = next((each for each in ("seconds", "work") if each in (first.reason, second.reason)), second.reason)
     return Report(reason, first.rounds + second.rounds, max(first.nodes, second.nodes), first.work + second.work,
@@ -225,7 +229,7 @@ def _candidates(
 
 
 def _rules(problem: Problem, choice: Extraction) -> Counter[str]:
-    """How many of the operators that are taken each rule brought."""
+    """How many of the chosen operators each rule introduced."""
     taken = [(each, choice.pick[each]) for each in problem.needed(choice.pick) if each in problem.options]
     rules = (problem.choices.options[each][node] for each, node in taken if problem.choices.original.get(each) != node)
     return Counter(rule for rule in rules if rule is not None)

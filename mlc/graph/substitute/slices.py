@@ -1,4 +1,4 @@
-"""What extraction leaves to do: slices of slices, which pairwise joining makes, become slices."""
+"""Simplifies an extracted graph: slices of slices, which pairwise joining creates, become slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large graphs in regions that can be searched one by one, and put together again.
+"""Divides large graphs into regions that are searched one by one, and puts them together again.
 
 Regions are runs of the topological order, cut where the fewest tensors cross. Equal regions (the layers of a
 transformer) are equal as term graphs, since their leaves are numbered afresh: what was found for one holds for all.

@@ -1,4 +1,4 @@
-"""Sums in the order in which rules can join their terms.
+"""Orders the terms of sums such that rules can join them.
 
 A rule sees two terms of a sum only where they stand next to each other: the products of one tensor must come together
 before they can become one, and so must the constants. Every order of a sum follows from commutation and association,
@@ -85,7 +85,7 @@ def _unordered(tree: Tree) -> str:
 
 
 class _Reading:
-    """What there is to know of a graph's sums, and of the other operators that commute."""
+    """The sums of a graph, and its other commutative operators."""
 
     def __init__(self, graph: TermGraph) -> None:
         self._terms, self._outputs = graph.terms, set(graph.outputs)
@@ -154,7 +154,8 @@ class _Reading:
         return term.op in PRODUCTS and term.inputs[1] in self._constant
 
     def _image(self, place: int) -> int:
-        """What a product by constants is made of, through multiples and products of matrices; others are their own."""
+        """The term that a product with constants is ultimately computed from, through multiples and matrix products;
+        others are their own."""
         term = self._terms[place]
         if term.op == "mul" and any(source in self._constant for source in term.inputs):
             other = next((source for source in term.inputs if source not in self._constant), place)
@@ -182,7 +183,7 @@ def _chain(parts: Sequence[Tree]) -> Tree:
 
 
 class _Laws:
-    """For which shapes rules say that operators associate."""
+    """The shapes for which rules say that operators associate."""
 
     def __init__(self, rules: Sequence[Pattern]) -> None:
         self._rules: dict[tuple[str, int], list[Pattern]] = {}
@@ -227,7 +228,7 @@ def _unconditional(rule: Pattern) -> Rewrite:
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Of shapes that do."""
+    """The broadcast shape of shapes that broadcast."""
     rank = max(len(a), len(b))
     a, b = ((1,) * (rank - len(each)) + each for each in (a, b))
     return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))

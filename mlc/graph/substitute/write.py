@@ -1,4 +1,4 @@
-"""Terms to Relax: the graph that was extracted, with its constants folded."""
+"""From terms to Relax: the extracted graph, with its constants folded."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _Writer:
         return self._builder.emit(self._call(place, term), self._names.get(place, ""))
 
     def _opaque(self, term: Term) -> relax.Expr:
-        """What the leaf stood for, of what its operands have become."""
+        """The expression of an opaque leaf, with its operands replaced."""
         var = self._reading.opaques[term["id"]]
         before = next(t for t in self._reading.graph.terms if t.op == OPAQUE and t["id"] == term["id"])
         now = dict(zip(before.inputs, term.inputs, strict=True))

@@ -1,4 +1,4 @@
-"""The contract of a strategy, and what every strategy shares: the default first, nothing proposed twice."""
+"""The contract of a strategy, and what all strategies share: seeds are proposed first, and nothing twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DRAWS = 20
 class Strategy(Protocol):
     """Proposes candidates of one task and learns their results. It neither builds, times nor prints.
 
-    The answers follow from the seed, the scorer and what was told, in order: never from the clock.
+    Its proposals depend on the seed, the scorer and the results that it was told, in order, and not on the clock.
     """
 
     def ask(self, n: int) -> list[Candidate]:
@@ -42,14 +42,14 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """A point that worked, and its median seconds."""
+    """A point that worked, with its median seconds."""
 
     point: Point
     seconds: float
 
 
 class Explorer(abc.ABC):
-    """Base of the strategies here. The space's default, what untuned code uses, is always proposed first."""
+    """Base class of the strategies. The default candidate, which untuned code uses, is always proposed first."""
 
     def __init__(self, space: TaskSpace, rng: random.Random, scorer: Scorer) -> None:
         self.space = space
@@ -89,11 +89,12 @@ class Explorer(abc.ABC):
         """Up to ``n`` candidates that were never returned before; none when there are none left."""
 
     def fresh(self, point: Point) -> bool:
-        """Whether ``point`` was never taken."""
+        """Whether ``point`` was never proposed."""
         return point not in self._tried
 
     def take(self, point: Point) -> Candidate | None:
-        """The candidate at a fresh point; None if it was taken, is invalid, or schedules like an earlier one."""
+        """The candidate at a new point; None if the point was proposed before, is invalid, or gives the same schedule
+        as an earlier one."""
         if not self.fresh(point):
             return None
         self._tried.add(point)
@@ -104,8 +105,8 @@ class Explorer(abc.ABC):
         return candidate
 
     def rest(self, count: int) -> list[Candidate]:
-        """Up to ``count`` candidates at random points that were never taken; in a space that is not huge all of them,
-        call by call."""
+        """Up to ``count`` candidates at random points that were never proposed; in a space that is not huge, eventually
+        all."""
         if self.space.size > ENUMERABLE:
             drawn = (self.take(self.space.sample(self.rng)) for _ in range(_DRAWS * count))
             return list(islice((c for c in drawn if c is not None), count))
@@ -120,7 +121,7 @@ class Explorer(abc.ABC):
         return found
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """``candidates``, the scorer's favourite first."""
+        """``candidates`` by score, the best first."""
         if not candidates:
             return []
         scores = self.scorer(candidates)

@@ -1,4 +1,4 @@
-"""Coordinate descent from the seeds: one knob at a time is changed in the best point that was measured.
+"""Coordinate descent from the seeds: changes one knob at a time of the best point that was measured.
 
 All changes of one knob are scheduled and ranked by the cost model, the best of them measured. When those of the best
 point are used up, the next best point's follow; a point is left behind as soon as a better one is known.

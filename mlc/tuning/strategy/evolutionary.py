@@ -1,4 +1,4 @@
-"""The default: a population of the best points bred by mutation and crossing, chosen by the cost model.
+"""The default strategy: evolutionary search by mutation and crossover, guided by the cost model.
 
 More points are scheduled and scored than are measured, since scheduling costs milliseconds and measuring tenths
 of seconds. What was scheduled and not chosen is kept and scored again by the next, better model.

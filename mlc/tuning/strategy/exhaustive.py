@@ -1,4 +1,4 @@
-"""Every point of a small space, promising ones first: nothing is bred where everything can be tried."""
+"""Every point of a small space, the most promising first."""
 
 from __future__ import annotations
 

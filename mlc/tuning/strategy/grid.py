@@ -1,4 +1,4 @@
-"""Every point of the space in order: exhaustive where the space is small enough."""
+"""Every point of the space in order, as a baseline; exhaustive if the budget is large enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uniform sampling without a cost model: the control that a learned strategy must beat."""
+"""Uniform sampling without a cost model: the baseline for learned strategies."""
 
 from __future__ import annotations
 

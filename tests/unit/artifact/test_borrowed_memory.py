@@ -14,9 +14,9 @@ from tvm import relax, topi
 
 import mlc
 from mlc.artifact import Executable, compile_module, emit
+from mlc.artifact.devices import CpuDevice
 from mlc.artifact.inputs import InputSlot
 from mlc.artifact.memory import INTO, AddEntryInto
-from mlc.artifact.places import CpuPlace
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
 from mlc.shapes import Range
@@ -56,13 +56,13 @@ def _unaligned(shape: tuple[int, ...]) -> np.ndarray:
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets an entry for each result that is copied into a caller's memory."""
     made: list[int] = []
-    copy = CpuPlace.copy
+    copy = CpuDevice.copy
 
-    def counted(self: CpuPlace, index: int, tensor: Any, out: Any) -> None:
+    def counted(self: CpuDevice, index: int, tensor: Any, out: Any) -> None:
         made.append(tensor.numel())
         copy(self, index, tensor, out)
 
-    monkeypatch.setattr(CpuPlace, "copy", counted)
+    monkeypatch.setattr(CpuDevice, "copy", counted)
     return made
 
 

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mlc
-from mlc.artifact import Bundle, artifact, executable, features
+from mlc.artifact import Bundle, artifact, cpu_features, executable
 from mlc.artifact import metadata as description
 from mlc.artifact.checksum import checksum
 from mlc.artifact.cuda import _runs_on
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="levels o
 RNG = np.random.default_rng(3)
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 #: what a CPU of each level shows
-FLAGS = {level: frozenset(features.required_features(resolve(level).tvm)) for level in LEVELS}
+FLAGS = {level: frozenset(cpu_features.required_features(resolve(level).tvm)) for level in LEVELS}
 
 
 class Model:
@@ -81,7 +81,7 @@ def path(bundle: Bundle, folder: Path) -> Path:
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes this machine show the features of a level alone."""
     def shows(flags: frozenset[str]) -> None:
-        monkeypatch.setattr(features, "usable_flags", lambda: flags)
+        monkeypatch.setattr(cpu_features, "usable_flags", lambda: flags)
 
     yield shows
 
@@ -102,7 +102,7 @@ def test_every_variant_computes_the_same(model: Model, bundle: Bundle, path: Pat
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_best_that_the_machine_shows_is_picked(path: Path, cpu: Any, level: str) -> None:
-    if features.missing_features("x86_64", tuple(FLAGS[level])):
+    if cpu_features.missing_features("x86_64", tuple(FLAGS[level])):
         pytest.skip("this machine cannot run it")
     cpu(FLAGS[level])
     assert mlc.load(path).metadata["target"].split("/")[1] == level
@@ -122,7 +122,7 @@ def test_a_gpu_takes_the_latest_architecture_that_it_runs(
             raise ArtifactError("another GPU")
 
     monkeypatch.setattr(executable, "check_machine", lambda _: None)
-    monkeypatch.setattr(executable, "place_of", place)
+    monkeypatch.setattr(executable, "device_of", place)
     described = [{"kind": "cuda", "features": [], "target": f"cuda/{each}", "target_attrs": json.dumps({"arch": each})}
                  for each in archs]
     assert executable.pick(described, "model") == best

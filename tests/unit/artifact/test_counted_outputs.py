@@ -316,7 +316,7 @@ def test_what_reads_across_what_is_counted_is_refused(operator: str, opset: int)
 
 def test_gpus_do_not_count() -> None:
     model = _model("(float[3, 5] x) => (int64[q, w] y) { y = NonZero(x) }")
-    with pytest.raises(ModelError, match=r"on a GPU the shape .* how long y of g is; compile the model for a CPU"):
+    with pytest.raises(ModelError, match=r"length of y of g depends on the data; compile .* for a CPU"):
         mlc.compile(model, target="cuda:sm_80", log=False)
 
 
@@ -369,5 +369,5 @@ def test_results_of_any_length_do_not_go_into_memory_of_the_caller() -> None:
     executable = mlc.compile(_model("(float[3, 5] x) => (int64[q, w] y) { y = NonZero(x) }"), log=False)
     with pytest.raises(InputError, match="call it instead"):
         executable.run([np.zeros((3, 5), "float32")], [np.zeros((2, 15), "int64")])
-    with pytest.raises(InputError, match="a call decides"):
+    with pytest.raises(InputError, match="depends on the call"):
         executable.empty_outputs()

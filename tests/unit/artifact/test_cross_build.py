@@ -11,7 +11,7 @@ import pytest
 
 import mlc
 from mlc.artifact.artifact import read
-from mlc.artifact.trial import save_tried
+from mlc.artifact.smoke_test import save_tested
 from mlc.errors import ArtifactError, BuildError
 from mlc.link import find_linker
 from mlc.testing.aarch64 import Emulated, missing_python
@@ -35,7 +35,7 @@ def linker() -> None:
 def test_the_file_is_for_the_other_architecture_alone(linker: None, tmp_path: Path, target: str) -> None:
     exe = mlc.compile(dense().mod, target=target, log=False)
     path = tmp_path / "dense.so"
-    assert not save_tried(exe, path, native=False), "it cannot run here"
+    assert not save_tested(exe, path, native=False), "it cannot run here"
     found = read(path)
     assert found.code[:4] == b"\x7fELF" and struct.unpack_from("<H", found.code, 18) == (_AARCH64,)
     metadata = found.metadata

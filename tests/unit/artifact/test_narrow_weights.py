@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlc.artifact import artifact
-from mlc.artifact.narrow import narrowed, rooms, stored_type, widened
+from mlc.artifact.compact_weights import buffers, narrowed, stored_type, widened
 from mlc.artifact.runtime import ALIGNMENT
 from tests.unit.artifact.test_artifact import _elf
 
@@ -88,7 +88,7 @@ def test_what_is_widened_lies_in_one_piece(tmp_path: Path, verify: bool) -> None
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 0, 64, 65, 4), (200, 64)])
 def test_rooms_are_aligned_and_apart(sizes: tuple[int, ...]) -> None:
-    made = rooms(sizes)
+    made = buffers(sizes)
     assert [each.nbytes for each in made] == list(sizes)
     assert all(each.ctypes.data % ALIGNMENT == 0 for each in made if each.size)
     for number, each in enumerate(made):

@@ -278,7 +278,7 @@ def test_each_of_them_is_repaired_as_itself(monkeypatch: pytest.MonkeyPatch) -> 
             raise CodeGenerationError("as a whole")
         return generate(*args)
 
-    monkeypatch.setattr("mlc.artifact.repair.refusal", refusal)
+    monkeypatch.setattr("mlc.artifact.codegen_fallback.refusal", refusal)
     monkeypatch.setattr(compiling, "_generate", fails_once)
     with pytest.warns(UserWarning, match="failed in code generation"):
         exe = compile_module(_rescalings(), TARGET)

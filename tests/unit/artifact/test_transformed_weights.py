@@ -15,8 +15,8 @@ from scipy.signal import correlate2d
 
 import mlc
 from mlc.artifact import Executable, artifact
+from mlc.artifact.compact_weights import buffers, transformed, transformed_bytes
 from mlc.artifact.metadata import payload_bytes
-from mlc.artifact.narrow import rooms, transformed, transformed_bytes
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.cpu import host_flags
 from mlc.graph.algorithms.filters import TRANSFORMED, transform_weight
@@ -142,7 +142,7 @@ def test_what_is_made_is_aligned(algorithm: str) -> None:
     filters = np.random.default_rng(7).standard_normal((32, 16, 3, 3)).astype(np.float32)
     wanted = transform_weight(filters, TRANSFORMED[algorithm])
     assert transformed_bytes(filters.shape, algorithm) == wanted.nbytes
-    (data,) = rooms([wanted.nbytes])
+    (data,) = buffers([wanted.nbytes])
     shape = transformed(filters, algorithm, data)
     assert data.ctypes.data % ALIGNMENT == 0 and shape == wanted.shape
     np.testing.assert_array_equal(data.view(np.float32).reshape(shape), wanted)

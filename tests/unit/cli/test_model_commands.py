@@ -379,10 +379,10 @@ def test_the_demo_fails_where_nothing_works(model_path, tmp_path, capsys, monkey
 
 
 def test_compile_refuses_a_module_that_dies(model_path, tmp_path, capsys, monkeypatch) -> None:
-    from mlc.artifact import trial
+    from mlc.artifact import smoke_test
 
     dying = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    monkeypatch.setattr(trial.children, "command", lambda module, *arguments: [sys.executable, "-c", dying])
+    monkeypatch.setattr(smoke_test.subprocesses, "command", lambda module, *arguments: [sys.executable, "-c", dying])
     assert main(["compile", str(model_path), "-o", str(tmp_path / "small.so")]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "must run once here, but its process ended with SIGILL" in line and not (tmp_path / "small.so").exists()

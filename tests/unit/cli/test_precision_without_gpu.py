@@ -77,7 +77,7 @@ def test_a_figure_that_nothing_gives_is_unknown(
     def fails(*_given: object) -> None:
         raise AssertionError("no schedule fits")
 
-    monkeypatch.setattr("mlc.artifact.stand_in.for_cpu", fails)
+    monkeypatch.setattr("mlc.artifact.gpu_on_cpu.for_cpu", fails)
     args = arguments()
     document = precision.facts(args, find_model(dense), target, None)
     assert document == {"precision": "bf16", "max_rel_err": None}

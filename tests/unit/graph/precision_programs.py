@@ -11,7 +11,7 @@ from relax_evaluation import RNG, evaluate
 from tvm import relax
 from tvm.relax import op
 
-from mlc.artifact.features import missing_features, required_features
+from mlc.artifact.cpu_features import missing_features, required_features
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.target import Target, resolve
 

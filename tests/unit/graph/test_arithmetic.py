@@ -18,7 +18,7 @@ from relax_evaluation import (
 from tvm import relax
 from tvm.script import relax as R
 
-from mlc.graph.simplify import CheaperArithmetic, FoldConstants, ShareCommon
+from mlc.graph.simplify import CheaperArithmetic, EliminateCommonSubexpressions, FoldConstants
 
 
 def test_division_subtraction_and_square() -> None:
@@ -125,4 +125,4 @@ def test_common_expressions_are_shared() -> None:
             R.output(y)
         return y
 
-    assert_becomes(ShareCommon, before, expected)
+    assert_becomes(EliminateCommonSubexpressions, before, expected)

@@ -17,7 +17,7 @@ from mlc.graph.ir.constants import tensor_of
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name
 from mlc.graph.pipeline import Lowered, lower
 from mlc.graph.precision import NarrowOperands, WidenFloats, WidenSums
-from mlc.graph.simplify import ShareCommon, SinkMovement
+from mlc.graph.simplify import EliminateCommonSubexpressions, SinkMovement
 from mlc.options import PRECISIONS, CompileOptions
 from mlc.target import resolve
 from schedules.registry import find
@@ -150,7 +150,7 @@ def test_slices_are_taken_of_what_was_converted_once() -> None:
         return b.emit(op.matmul(left, b.emit(op.permute_dims(right, [1, 0]))))
 
     mod = network((40, 32), body)
-    tidy = ShareCommon, SinkMovement
+    tidy = EliminateCommonSubexpressions, SinkMovement
     after = NarrowOperands(GPU, CompileOptions.of(precision="bf16"), tidy)(mod)
     names = Counter(op_name(b.value) for b in bindings(after["main"]))
     assert names["relax.astype"] == 2 and names["relax.strided_slice"] == 2

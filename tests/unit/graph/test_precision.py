@@ -27,7 +27,7 @@ from tvm.relax import op
 import mlc
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, shape_of
 from mlc.graph.pipeline import lower
-from mlc.graph.precision import IntegerProducts, MoveQuantisation, Rescale, SpellOutQuantisation, UnsignedActivations
+from mlc.graph.precision import ExpandRequantisation, IntegerProducts, MoveQuantisation, Rescale, UnsignedActivations
 from mlc.graph.precision.integer import priced
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target, resolve
@@ -88,7 +88,7 @@ def test_quantising_moves_and_cancels_bit_for_bit(name: str) -> None:
     moved = MoveQuantisation(mod)
     assert operators(moved) == expected
     assert_same(mod, moved, numbers(2, 4, 6, 5))
-    assert SpellOutQuantisation(moved).same_as(moved), "only the results of products may be rounded otherwise"
+    assert ExpandRequantisation(moved).same_as(moved), "only the results of products may be rounded otherwise"
 
 
 @pytest.mark.parametrize("bounds", [(-0.125, 0.375), (-0.375, 0.625), (-0.625, 6.0), (-31.8, 40.0), (0.0, 70.0)])
@@ -147,7 +147,7 @@ def test_signed_inputs_are_shifted() -> None:
         builder.emit_func_output(result)
     mod = builder.finalize()
     every = np.tile(np.arange(-128, 128, dtype="int8"), (4, 1))
-    assert_same(mod, passed(mod, UnsignedActivations, SpellOutQuantisation), every)
+    assert_same(mod, passed(mod, UnsignedActivations, ExpandRequantisation), every)
 
 
 def conv(shape: tuple[int, ...], zero: int, dtype: str = "int8", centre: int = 0, **options: Any) -> Body:
@@ -262,7 +262,7 @@ def test_what_integer_products_give_is_quantised_within_one_step() -> None:
         return quantise(b, b.emit(op.nn.relu(b.emit(op.add(body(b, x), shift)))), 0.07, 3)
 
     mod = network((2, 8, 9, 7), biased)
-    integers = passed(mod, MoveQuantisation, IntegerProducts(), SpellOutQuantisation)
+    integers = passed(mod, MoveQuantisation, IntegerProducts(), ExpandRequantisation)
     assert operators(integers).count("quantize") == 1, "that of the input, which is exact"
     x = numbers(2, 8, 9, 7)
     (before,), (after,) = evaluate(mod, x), evaluate(integers, x)
@@ -311,4 +311,6 @@ def test_sums_of_dequantised_tensors_read_integers() -> None:
     (expected,) = evaluate(mod, x)
     for target in targets_here():
         (compiled,) = mlc.compile(mod, target)(x)
-        assert expected.std() > 0 and np.abs(compiled.astype(int) - expected).max() <= 1
+        # each side may be rounded to the next of its steps, which are two of the sum's
+        off = np.abs(compiled.astype(int) - expected)
+        assert expected.std() > 0 and off.max() <= 2 and (off > 1).mean() < 1e-2

@@ -14,7 +14,7 @@ from tvm.relax import op
 from mlc.graph.pipeline import optimise
 from mlc.graph.substitute.choose import Decision, Substitutions, digest, subject
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.gain import gain_bound
+from mlc.graph.substitute.gain_bound import gain_bound
 from mlc.graph.substitute.read import read
 from mlc.graph.substitute.search import Options
 from mlc.graph.tasks import extract_tasks

@@ -17,10 +17,10 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.pipeline import optimise
-from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.graph.substitute.check import difference, identical
 from mlc.graph.substitute.choose import Decision, Substitutions
 from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.rule_benefit import Benefit, benefits_of
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.saturate import Limits, saturate
 from mlc.graph.substitute.search import Found, Options, search

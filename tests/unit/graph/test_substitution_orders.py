@@ -13,9 +13,9 @@ from test_substitution_search import network, prepared
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.graph.substitute.match import repeated
 from mlc.graph.substitute.read import read
+from mlc.graph.substitute.rule_benefit import Benefit, benefits_of
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.saturate import saturate
 from mlc.graph.substitute.sums import shared

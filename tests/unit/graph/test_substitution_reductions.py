@@ -11,11 +11,11 @@ from test_substitution_search import CPU, network, prepared
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.graph.substitute.check import difference, identical
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.gain import gain_bound
+from mlc.graph.substitute.gain_bound import gain_bound
 from mlc.graph.substitute.read import read
+from mlc.graph.substitute.rule_benefit import Benefit, benefits_of
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.search import Candidate, Options, search
 from mlc.substitution.terms import TermGraph

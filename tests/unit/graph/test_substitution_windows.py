@@ -14,10 +14,10 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.pipeline import optimise
-from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.graph.substitute.choose import Decision, Substitutions
 from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.extract import Problem
+from mlc.graph.substitute.rule_benefit import Benefit, benefits_of
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.saturate import saturate
 from mlc.graph.substitute.search import search

@@ -231,9 +231,9 @@ def test_a_worker_needs_numpy_and_the_runtime_alone(tmp_path: Path, exporter: Ex
 
 
 def test_every_type_of_tensor_comes_and_goes_unchanged() -> None:
-    from mlc.measure.loading import LoadingBench
+    from mlc.measure.prebuilt_runner import PrebuiltRunner
 
-    bench = LoadingBench(1)
+    bench = PrebuiltRunner(1)
     rng = np.random.default_rng(0)
     for dtype in ("float32", "float64", "int8", "uint8", "int32", "int64", "float16", "bool"):
         array = (rng.standard_normal((3, 5)) * 3).astype(dtype)

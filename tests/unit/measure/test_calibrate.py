@@ -8,7 +8,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from mlc import children
+from mlc import subprocesses
 from mlc.errors import MeasureError
 from mlc.measure import calibrate as module
 from mlc.measure.calibrate import Reading, calibrate, readings, steady
@@ -95,7 +95,7 @@ def test_a_process_that_fails_is_one_line(code: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(module, "load_warning", lambda: "")
     monkeypatch.setattr(module, "_PATIENCE", 2.0)
-    monkeypatch.setattr(children, "command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(subprocesses, "command", lambda *_: [sys.executable, "-c", code])
     with pytest.raises(MeasureError) as caught:
         calibrate(resolve("native"))
     text = str(caught.value)

@@ -266,11 +266,11 @@ def test_nobody_is_timed_while_the_last_ones_threads_still_spin(measurer: LocalM
 
 
 def test_what_was_promising_is_not_built_again_to_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlc.measure import workbench
+    from mlc.measure import compiling_runner
 
     built: list[object] = []
-    build = workbench._build
-    monkeypatch.setattr(workbench, "_build", lambda func, target: built.append(func) or build(func, target))
+    build = compiling_runner._build
+    monkeypatch.setattr(compiling_runner, "_build", lambda func, target: built.append(func) or build(func, target))
     monkeypatch.setattr("mlc.threads.configure", lambda count: None)  # this process has its own
     func = tasks.gemm(32, 64, 24)
     requests = [tasks.request(func, trace) for trace in tasks.traces(func, 3)]
@@ -278,7 +278,7 @@ def test_what_was_promising_is_not_built_again_to_be_compared(monkeypatch: pytes
         batches = [made._batch(requests, OPTIONS) for _ in range(2)]
         jobs = [[made._build_job(batch, c).message for c in batch.candidates] for batch in batches]
         runs = [made._run_message(batches[0], c) for c in batches[0].candidates]
-        bench = workbench.Workbench(1)
+        bench = compiling_runner.CompilingRunner(1)
         reference = made._reference_job(requests[0], batches[0].candidates[0].reference).message
         bench.reference(reference)
         first = [bench.build(job) for job in jobs[0]]

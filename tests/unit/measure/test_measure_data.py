@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
+from mlc.measure.compiling_runner import params_of
 from mlc.measure.data import Param, mismatch, poison, random_arrays
-from mlc.measure.workbench import params_of
 
 RNG = np.random.default_rng(0)
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from measure_tasks import gemm, request, traces
 
-from mlc import children
+from mlc import subprocesses
 from mlc.errors import MeasureError
 from mlc.measure.executors import fleet, parse, remote_measurer
 from mlc.testing.rack import end, until
@@ -111,7 +111,7 @@ devices.close()
 @pytest.mark.parametrize("executor", ["ray", f"ray://127.0.0.1:{HEAD}/{CLASS}"])
 def test_clusters_of_this_machine_listen_on_the_loopback_address_alone(tmp_path: Path, executor: str) -> None:
     """Ray's processes are looked at while they measure; a worker starts the head of the second cluster."""
-    env = children.environment(MLC_TOKEN=TOKEN)
+    env = subprocesses.environment(MLC_TOKEN=TOKEN)
     head = None
     if executor != "ray":
         try:
@@ -119,7 +119,7 @@ def test_clusters_of_this_machine_listen_on_the_loopback_address_alone(tmp_path:
             pytest.skip(f"something listens at {HEAD} already")
         except OSError:
             pass
-        head = subprocess.Popen(children.command("mlc.cli.main", "worker", "--class", CLASS), env=env,
+        head = subprocess.Popen(subprocesses.command("mlc.cli.main", "worker", "--class", CLASS), env=env,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(lambda: _open(HEAD), 120)
     told = tmp_path / "told"

@@ -8,9 +8,9 @@ import pytest
 from measure_tasks import TARGET, gemm, request, traces
 
 from mlc.measure import MeasureRequest
+from mlc.measure.compiling_runner import CompilingRunner, params_of
 from mlc.measure.data import random_arrays
 from mlc.measure.rotation import Rotation, copies_of
-from mlc.measure.workbench import Workbench, params_of
 
 MB = 1 << 20
 
@@ -56,7 +56,7 @@ def test_what_calls_only_begin_is_waited_for() -> None:
     assert 0.002 <= seconds < 0.02
 
 
-def _job(bench: Workbench, made: MeasureRequest, path: str) -> dict:
+def _job(bench: CompilingRunner, made: MeasureRequest, path: str) -> dict:
     job = {"func": made.func, "target": made.target, "trace": made.trace, "scheduled": "", "path": path,
            "reference": path, "batch": 1, "id": 0, "constants": list(made.constants),
            "constant_bytes": made.constant_bytes, "rtol": 1e-3, "repeats": 3, "warmup_runs": 1,
@@ -68,11 +68,11 @@ def _job(bench: Workbench, made: MeasureRequest, path: str) -> dict:
 
 
 def test_weights_get_copies_with_equal_values_and_activations_do_not(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("mlc.measure.bench.native_last_level", lambda: 1 << 16)
+    monkeypatch.setattr("mlc.measure.runner.native_last_level", lambda: 1 << 16)
     func = gemm(48, 64, 40)
     plain = request(func, traces(func, 1)[0])
     made = MeasureRequest(plain.task_key, plain.func, TARGET.attrs, plain.trace, constants=(1,), constant_bytes=9 * MB)
-    bench = Workbench(2)
+    bench = CompilingRunner(2)
     job = _job(bench, made, str(tmp_path / "reference.npz"))
     assert len(bench.run(job)["times"]) == 3
     (data,) = bench._data.values()
@@ -89,7 +89,7 @@ def test_weights_get_copies_with_equal_values_and_activations_do_not(tmp_path, m
 
 def test_a_model_without_weights_is_timed_on_the_same_buffers(tmp_path) -> None:
     func = gemm(48, 64, 40)
-    bench = Workbench(2)
+    bench = CompilingRunner(2)
     bench.run(_job(bench, request(func, traces(func, 1)[0]), str(tmp_path / "reference.npz")))
     (data,) = bench._data.values()
     assert len(data.turns) == 1

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import softmax
 from tvm import te, tirx
 
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.graph.kernels.query_blocks import Sizes, attention, joined
 
 __all__ = ["grown", "grown_reference"]

@@ -23,13 +23,13 @@ from mlc.target import resolve
 from mlc.testing import aarch64, cuda_emulator, cuda_twin
 from mlc.testing.cases import Case
 from schedules import intrin
+from schedules.amx_tiles import called_names
 from schedules.analysis import walk
 from schedules.intrin.tiles import helper
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
 from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, Space, best_seed, schedule_with
-from schedules.tiles import called_names
 from schedules.trace import replay, trace_json
 
 __all__ = [

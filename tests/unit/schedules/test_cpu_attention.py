@@ -13,7 +13,7 @@ from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_
 from scipy.special import softmax
 from tvm import s_tir, te, tirx
 
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.graph.kernels.query_blocks import QUERIES, Sizes, attention
 from mlc.target import resolve
 from schedules.analysis import walk

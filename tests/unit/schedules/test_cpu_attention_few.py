@@ -12,7 +12,7 @@ from harness import CORES, TARGET, Case, SpaceContract, pytest_generate_tests
 from scipy.special import softmax
 from tvm import te, tirx
 
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.graph.kernels.query_blocks import QUERIES, Sizes, attention
 from mlc.graph.task import normalise
 from mlc.shapes import Free, Range

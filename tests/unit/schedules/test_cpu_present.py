@@ -13,9 +13,9 @@ from schedules.analysis import loads
 from schedules.cpu.attention_few import ATTENTION_FEW
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
-from schedules.present import written_on_the_way
+from schedules.nontemporal import lower_nontemporal_stores, nontemporal_store
+from schedules.present import fuse_present_stores
 from schedules.space import first_seed
-from schedules.streamed import streamed, streamed_stores
 
 
 def _scheduled(heads: int, past: int, depth: int) -> tirx.PrimFunc:
@@ -25,12 +25,12 @@ def _scheduled(heads: int, past: int, depth: int) -> tirx.PrimFunc:
 def test_results_are_not_read_again() -> None:
     func = _scheduled(2, 60, 32)
     results = func.params[-3:-1]
-    done = written_on_the_way(func)
+    done = fuse_present_stores(func)
     before, after = ([load.source for load in loads(each.body)] for each in (func, done))
     for result in results:
         assert any(source.same_as(result) for source in before)
         assert not any(source.same_as(result) for source in after)
-    assert written_on_the_way(done).same_as(done)
+    assert fuse_present_stores(done).same_as(done)
 
 
 @pytest.mark.parametrize(("past", "depth", "large"), [(60, 32, False), (2500, 64, True), (2500, 20, True)])
@@ -55,7 +55,7 @@ def test_vectors_anywhere_are_stored_as_others_are() -> None:
         a = tirx.decl_buffer((64,), "float32", name="a")
         place = tirx.Ramp(tirx.const(start, "int32"), tirx.const(1, "int32"), 8)
         store = tirx.BufferStore(a, tirx.Broadcast(tirx.const(1.0, "float32"), 8), [place])
-        return tirx.PrimFunc([a], streamed(store))
+        return tirx.PrimFunc([a], nontemporal_store(store))
 
-    assert "mlc_stream_float32x8" in str(streamed_stores(lowered(16)))
-    assert "mlc_stream_float32x8" not in str(streamed_stores(lowered(12)))
+    assert "mlc_stream_float32x8" in str(lower_nontemporal_stores(lowered(16)))
+    assert "mlc_stream_float32x8" not in str(lower_nontemporal_stores(lowered(12)))

@@ -12,7 +12,7 @@ import tvm
 from harness import Case, SpaceContract, pytest_generate_tests
 from tvm import tirx
 
-from mlc.graph.ir.narrow import narrowed
+from mlc.graph.ir.int32_indices import narrowed
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.lowering.recurrent import _shares
 from mlc.target import resolve

@@ -22,6 +22,7 @@ from mlc.graph.kernels.integer import conv2d_nchwc_tiles, dense_integer, pack_de
 from mlc.graph.kernels.windows import filters_matrix
 from mlc.target import resolve
 from mlc.testing import amx
+from schedules.amx_tiles import check_tiles
 from schedules.cpu.gemm import GEMM_BFLOAT, GEMM_INTEGER
 from schedules.cpu.gemm_tiles import GEMM_TILES, pays
 from schedules.errors import InvalidDecision
@@ -31,7 +32,6 @@ from schedules.lowering import PIPELINE
 from schedules.machine import cpu_machine
 from schedules.registry import find
 from schedules.space import first_seed, schedule_with
-from schedules.tiles import check_tiles
 from schedules.trace import replay, trace_json
 
 __all__ = ["pytest_generate_tests"]

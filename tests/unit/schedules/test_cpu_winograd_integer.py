@@ -13,7 +13,7 @@ from harness import Case as ContractCase
 from harness import SpaceContract, pytest_generate_tests
 from tvm import te
 
-from mlc.artifact.features import missing_features, required_features
+from mlc.artifact.cpu_features import missing_features, required_features
 from mlc.graph.algorithms.winograd_integer import (
     conv2d_winograd_integer,
     integer_tile,

@@ -16,12 +16,12 @@ from mlc.graph.task import normalise
 from mlc.shapes import Free, Range
 from schedules import registry
 from schedules.analysis import evaluate, walk
-from schedules.evened import evened
-from schedules.flat import FLAT, flattened
+from schedules.even_chunks import with_even_chunks
+from schedules.flatten_spatial import FLAT, flattened
 from schedules.free import SIZES
 from schedules.lowering import PIPELINE
-from schedules.ragged import whole_tiles
 from schedules.space import first_seed
+from schedules.tail_tiles import whole_tiles
 
 HIGH = 40
 
@@ -92,7 +92,7 @@ def test_chunks_are_even(cores: int) -> None:
     sch.vectorize(j)
     clipped = whole_tiles(sch.mod["main"])
     loops: list[tirx.For] = []
-    walk(evened(clipped, cores, tvm.sym.Analyzer()).body, (tirx.For, loops.append))
+    walk(with_even_chunks(clipped, cores, tvm.sym.Analyzer()).body, (tirx.For, loops.append))
     outer = next(loop for loop in loops if loop.kind == tirx.ForKind.PARALLEL)
     inner = next(loop for loop in loops if loop.kind == tirx.ForKind.SERIAL)
     (size,) = tirx.analysis.undefined_vars(outer.extent)
@@ -117,7 +117,7 @@ def test_chunks_stay_where_another_loop_shares_out_the_work(others: int, outer: 
     sch.reorder(*((chunk, j) if outer else (j, chunk)), row, k)
     sch.parallel(sch.fuse(*((chunk, j) if outer else (j, chunk))))
     sch.vectorize(k)
-    made = evened(whole_tiles(sch.mod["main"]), 2, tvm.sym.Analyzer())
+    made = with_even_chunks(whole_tiles(sch.mod["main"]), 2, tvm.sym.Analyzer())
     loops: list[tirx.For] = []
     realizes: list[tvm.s_tir.SBlockRealize] = []
     walk(made.body, (tirx.For, loops.append), (tvm.s_tir.SBlockRealize, realizes.append))

@@ -16,8 +16,8 @@ from tvm import te, tirx
 from mlc.log import Record
 from mlc.log.exchange import read_jsonl
 from schedules.language import parse_trace
-from schedules.objects import check_graph, check_index_map
 from schedules.space import InvalidDecision
+from schedules.tvm_json import check_graph, check_index_map
 
 Steps = list[Any]
 

@@ -16,8 +16,8 @@ from mlc.target import resolve
 from schedules.cpu.gemm import GEMM, GEMM_INTEGER
 from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.tiling import accumulate
+from schedules.loop_partition import HINT
 from schedules.lowering import PIPELINE
-from schedules.masks import HINT
 from schedules.prefetch import insert_prefetches, lines_per_step
 from schedules.registry import find
 from schedules.space import best_seed, schedule_with

@@ -16,7 +16,7 @@ from mlc.substitution.check.integers import bounded, spend
 from mlc.substitution.codec import RuleError, content_hash, dump_rule, load_rule
 from mlc.substitution.prove import certified
 from mlc.substitution.shipped import shipped_rules
-from tests.damage.certificates import eaten_guard_steps
+from tests.fuzz.certificates import eaten_guard_steps
 
 FAMILIES = {r["name"]: r for r in json.loads((Path(__file__).parent / "families.json").read_text())["rules"]}
 CHOSEN = ("groups-cat", "conv-cat", "k-cat", "maxpool-cat", "group-merge", "convconv1", "layernorm-scale")

@@ -46,7 +46,7 @@ class Tuner:
 def tuner(monkeypatch: pytest.MonkeyPatch) -> Tuner:
     made = Tuner()
     monkeypatch.setattr(api, "tune", made)
-    monkeypatch.setattr("mlc.artifact.features.missing_features", lambda *_: ())  # any CPU could time these
+    monkeypatch.setattr("mlc.artifact.cpu_features.missing_features", lambda *_: ())  # any CPU could time these
     return made
 
 
@@ -84,7 +84,7 @@ def test_an_interrupt_keeps_what_is_there_and_the_next_run_goes_on(tuner: Tuner,
 
 
 def test_a_target_that_cannot_run_here_is_cross_built_and_marked(tuner: Tuner, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("mlc.artifact.features.missing_features", lambda machine, needed: ("avx512f",))
+    monkeypatch.setattr("mlc.artifact.cpu_features.missing_features", lambda machine, needed: ("avx512f",))
     ship.ship(["x86-64-v4"], ["squeezenet"], 5.0, tmp_path / "work", tmp_path / "out")
     records = _read(tmp_path / "out" / "x86-64-v4" / ship.FILE)
     assert not tuner.calls and len(records) > 10
