@@ -34,7 +34,7 @@ from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import attention_case
 from mlc.testing.cuda_cases import epilogue_case, product_case
 from mlc.testing.cuda_few_bits import PackedProduct
-from mlc.testing.cuda_images import Image
+from mlc.testing.cuda_images import Image, Transposed
 from mlc.testing.cuda_memory import layer_norm, narrow_norm, pooled, rms_norm, row_sums, row_times, softmax
 from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
 from schedules.cuda.columns import Columns
@@ -71,6 +71,9 @@ def _product(rng: random.Random) -> Drawn:
     copies = () if dtype == "int8" else ("LDGSTS.E.BYPASS.128", "LDGDEPBAR")
     promised = (_OPCODES[dtype], "LDSM", *copies)
     if rng.random() < 0.25 and dtype != "int8":
+        if rng.random() < 0.3:
+            stretched = _transposed(rng, (1, 2), (32, 64, 128), dtype)
+            return stretched.case(str(stretched)), TensorCoreGemm(), dtype, promised
         window = rng.choice((1, 3))
         image = Image((rng.choice((1, 2)), *rng.choices((7, 14, 28, 30), k=2), rng.choice((32, 64, 128))),
                       rng.choice((64, 96, 128)), window, rng.choice((1, 2)), window // 2, 1, dtype, rng.random() < 0.3)
@@ -82,10 +85,20 @@ def _product(rng: random.Random) -> Drawn:
     return case, TensorCoreGemm(), dtype, promised
 
 
+def _transposed(rng: random.Random, images: Sequence[int], channels: Sequence[int], dtype: str) -> Transposed:
+    """A transposed convolution that doubles an image: of kernels without overlap, with an odd or an even one."""
+    size = (rng.choice(images), *rng.choices((7, 14, 28), k=2), rng.choice(channels))
+    kernel, pad = rng.choice(((2, 0), (3, 1), (4, 1)))
+    return Transposed(size, rng.choice((32, 64, 96)), (kernel, kernel), (2, 2), (pad, pad), dtype)
+
+
 def _warpgroup_product(rng: random.Random) -> Drawn:
     """Of any row count, the others a multiple of 8; and convolutions of images."""
     dtype = rng.choice(("float16", "bfloat16"))
     if rng.random() < 0.25:
+        if rng.random() < 0.3:
+            stretched = _transposed(rng, (1, 8, 32), (64, 128, 192), dtype)
+            return stretched.case(str(stretched), "cuda.wgmma"), WarpgroupGemm(), dtype, ("HGMMA", "UTMALDG")
         window = rng.choice((1, 3))
         image = Image((rng.choice((1, 8, 32)), *rng.choices((14, 28, 30), k=2), rng.choice((64, 128, 192))),
                       rng.choice((64, 104, 256)), window, rng.choice((1, 2)), window // 2, 1, dtype, rng.random() < 0.3)
