@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from mlc.errors import ModelError
+from mlc.frontend import torch_options
 
 __all__ = ["composed"]
 
@@ -337,6 +338,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _ATEN.rrelu.default: _rrelu,
     _ATEN.scatter_reduce.two: _scatter_mean,
     _ATEN.searchsorted.Tensor: _searched,
+    **torch_options.RULES,
 }
 #: those that work in place --> what does not
 _IN_PLACE = {
@@ -349,5 +351,5 @@ _INNER = {_ATEN.scatter_reduce.two}
 _USES: dict[Any, Callable[[fx.Node], bool]] = {
     _ATEN.index_put.default: _has_mask, _ATEN.index_put_.default: _has_mask, _ATEN.amax.default: _has_no_axes,
     _ATEN.amin.default: _has_no_axes, _ATEN.scatter_reduce.two: lambda node: "mean" in node.args,
-    _ATEN.scatter_reduce_.two: lambda node: "mean" in node.args,
+    _ATEN.scatter_reduce_.two: lambda node: "mean" in node.args, **torch_options.USES,
 }

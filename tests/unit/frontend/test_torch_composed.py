@@ -84,6 +84,18 @@ CASES: dict[str, tuple[Callable[..., Any], ...] | Any] = {
     "amax": (lambda x: (x.amax(), torch.aminmax(x)), X),
     "numbers": (lambda a, b: (torch.fmax(a, b), torch.fmin(b, a)), GAPS, Y),
     "hypot": (torch.hypot, X, Y),
+    **{f"smoothed_classes_{how}": (
+        lambda x, y, w, how=how: F.cross_entropy(x, y, w, ignore_index=1, label_smoothing=0.2, reduction=how),
+        X, torch.tensor([4, 1, 6]), Y[0].abs()) for how in ("none", "mean", "sum")},
+    "smoothed_pixels": (lambda x, y: F.cross_entropy(x, y, ignore_index=1, label_smoothing=0.2), IMAGE,
+                        torch.arange(84).reshape(2, 7, 6) % 3),
+    "classes_of_probabilities": (lambda x, y, w: F.cross_entropy(x, y.softmax(1), w, label_smoothing=0.2),
+                                 X, Y, Y[0].abs()),
+    **{make.__name__: (lambda x, make=make: x * make(7) + make(3, False).sum(), X) for make in
+       (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window)},
+    "window_of_coefficients": (lambda x: x * torch.hamming_window(7, True, 0.6, 0.3), X),
+    "window_of_halves": (lambda x: x * torch.blackman_window(7, dtype=torch.float16), X),
+    "around_what_is_left": (lambda x: F.pad(x, (-1, 2, 2, -3), "circular"), IMAGE),
     "copysign": (torch.copysign, X, -Y.abs() * 0),
 }
 
