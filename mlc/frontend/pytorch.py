@@ -212,10 +212,11 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     from mlc.frontend.torch_experts import expert_translations
     from mlc.frontend.torch_recurrent import TRANSLATIONS
+    from mlc.frontend.torch_resize import resize_translations
     from mlc.frontend.torch_triangular import solve_triangular
     from mlc.frontend.torch_windows import window_translations
 
-    return {**TRANSLATIONS, **expert_translations(), **window_translations(),
+    return {**TRANSLATIONS, **expert_translations(), **window_translations(), **resize_translations(),
             torch.ops.aten.linalg_solve_triangular.default: solve_triangular}
 
 

@@ -95,6 +95,17 @@ CASES: dict[str, tuple[Callable[..., Any], ...] | Any] = {
        (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window)},
     "window_of_coefficients": (lambda x: x * torch.hamming_window(7, True, 0.6, 0.3), X),
     "window_of_halves": (lambda x: x * torch.blackman_window(7, dtype=torch.float16), X),
+    "margins_of_labels": (F.multilabel_margin_loss, X[:2, :4], torch.tensor([[1, 2, -1, 0], [0, -1, 3, 1]])),
+    "mean_pool_2d_by_five": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5), IMAGE),
+    "mean_pool_3d_by_five": (lambda x: F.avg_pool3d(x, 2, count_include_pad=False, divisor_override=5), VOLUME),
+    "place_among_all": (lambda x: (x.argmax(keepdim=True), x.argmin(keepdim=True)), X),
+    "statistics_of_the_batch": (lambda x, m, v: F.batch_norm(x, m.clone(), v.clone(), training=True), IMAGE,
+                                X[:, 0], Y[:, 0].abs()),
+    **{f"smooth_{mode}_{corners}": (
+        lambda x, mode=mode, corners=corners: F.interpolate(
+            x, scale_factor=(0.6, 1.7), mode=mode, align_corners=corners, antialias=True), IMAGE)
+       for mode in ("bilinear", "bicubic") for corners in (False, True)},
+    "not_itself": (lambda x: (x != x, x <= x, torch.nanmean(x, 1)), GAPS),
     "around_what_is_left": (lambda x: F.pad(x, (-1, 2, 2, -3), "circular"), IMAGE),
     "copysign": (torch.copysign, X, -Y.abs() * 0),
 }
