@@ -210,6 +210,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """What operators are in ONNX that PyTorch has no translation of."""
     import torch
 
+    from mlc.frontend.torch_attention import scaled_dot_product_attention
     from mlc.frontend.torch_experts import expert_translations
     from mlc.frontend.torch_recurrent import TRANSLATIONS
     from mlc.frontend.torch_resize import resize_translations
@@ -217,7 +218,8 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     from mlc.frontend.torch_windows import window_translations
 
     return {**TRANSLATIONS, **expert_translations(), **window_translations(), **resize_translations(),
-            torch.ops.aten.linalg_solve_triangular.default: solve_triangular}
+            torch.ops.aten.linalg_solve_triangular.default: solve_triangular,
+            torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention}
 
 
 def _of_one_type(model: onnx.ModelProto) -> onnx.ModelProto:

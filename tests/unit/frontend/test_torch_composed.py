@@ -32,8 +32,8 @@ class Called(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, a, b=None, c=None):
-        return self.function(*(each for each in (a, b, c) if each is not None))
+    def forward(self, a, b=None, c=None, d=None):
+        return self.function(*(each for each in (a, b, c, d) if each is not None))
 
 
 def _set(x, mask, values):
@@ -105,6 +105,10 @@ CASES: dict[str, tuple[Callable[..., Any], ...] | Any] = {
         lambda x, mode=mode, corners=corners: F.interpolate(
             x, scale_factor=(0.6, 1.7), mode=mode, align_corners=corners, antialias=True), IMAGE)
        for mode in ("bilinear", "bicubic") for corners in (False, True)},
+    "attention_to_nothing": (F.scaled_dot_product_attention, IMAGE, IMAGE, IMAGE, torch.ones(7, 7).tril(-1) > 0),
+    "attention_of_groups_to_nothing": (
+        lambda x, y, m: F.scaled_dot_product_attention(x, y, y, m, scale=0.3, enable_gqa=True),
+        IMAGE.repeat(1, 2, 1, 1), IMAGE, torch.where(torch.ones(7, 7).tril(-1) > 0, 0.0, -torch.inf)),
     "not_itself": (lambda x: (x != x, x <= x, torch.nanmean(x, 1)), GAPS),
     "around_what_is_left": (lambda x: F.pad(x, (-1, 2, 2, -3), "circular"), IMAGE),
     "copysign": (torch.copysign, X, -Y.abs() * 0),
