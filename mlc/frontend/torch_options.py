@@ -88,6 +88,16 @@ def _place_of_all(best: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return place
 
 
+def _taken_from(x: torch.Tensor, number: float, alpha: float = 1) -> torch.Tensor:
+    """``number - alpha * x`` of integers, which the exporter cannot promote."""
+    return x.to(torch.result_type(x, number)) * -alpha + number
+
+
+def _promotes(node: fx.Node) -> bool:
+    value = node.args[0].meta["val"]
+    return not value.is_floating_point() and not value.is_complex() and not isinstance(node.args[1], int)
+
+
 def _argument(place: int, name: str) -> Callable[[fx.Node], Any]:
     return lambda node: node.args[place] if len(node.args) > place else node.kwargs.get(name)
 
@@ -99,6 +109,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     _ATEN.avg_pool3d.default: _mean_of(torch.nn.functional.avg_pool3d, 3),
     _ATEN.cross_entropy_loss.default: _cross_entropy,
     _ATEN.multilabel_margin_loss.default: _label_margins,
+    _ATEN.rsub.Scalar: _taken_from,
     # by the statistics of the batch, for which the exporter takes the running ones where these are given
     **get_decompositions([_ATEN._native_batch_norm_legit_functional]),
 }
@@ -110,4 +121,5 @@ USES: dict[Any, Callable[[fx.Node], Any]] = {
     _ATEN.avg_pool3d.default: _argument(6, "divisor_override"),
     _ATEN.batch_norm.default: _argument(5, "training"),
     _ATEN.cross_entropy_loss.default: _is_smooth,
+    _ATEN.rsub.Scalar: _promotes,
 }

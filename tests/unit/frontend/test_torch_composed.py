@@ -109,6 +109,8 @@ CASES: dict[str, tuple[Callable[..., Any], ...] | Any] = {
     "attention_of_groups_to_nothing": (
         lambda x, y, m: F.scaled_dot_product_attention(x, y, y, m, scale=0.3, enable_gqa=True),
         IMAGE.repeat(1, 2, 1, 1), IMAGE, torch.where(torch.ones(7, 7).tril(-1) > 0, 0.0, -torch.inf)),
+    "number_without_integers": (lambda x, m: (2.5 - x, torch.rsub(x, 1.5, alpha=2), 1.0 - m), PLACES,
+                                (Y > 0).to(torch.uint8)),
     "not_itself": (lambda x: (x != x, x <= x, torch.nanmean(x, 1)), GAPS),
     "around_what_is_left": (lambda x: F.pad(x, (-1, 2, 2, -3), "circular"), IMAGE),
     "copysign": (torch.copysign, X, -Y.abs() * 0),
