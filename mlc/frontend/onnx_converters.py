@@ -320,6 +320,25 @@ def _slice(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return emitter(bb)("strided_slice", x, axes=axes, begin=starts, end=ends)
 
 
+def _pad(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Around (``mode="wrap"``) goes what negative numbers leave; TVM wraps what was there before, and pads then."""
+    from tvm import topi
+
+    pads = array_of(inputs[1]) if text(attrs, "mode", "constant") == "wrap" else None
+    if pads is None or (pads >= 0).all():
+        return None
+    x = inputs[0]
+    rank = len(x.ty.shape)
+    axes = array_of(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else np.arange(rank)
+    around = np.zeros((2, rank), int)
+    around[:, axes] = pads.reshape(2, -1)
+    kept = [slice(-min(before, 0), int(size) + min(after, 0))
+            for before, after, size in zip(*around.tolist(), x.ty.shape, strict=True)]
+    x = emitter(bb)("strided_slice", x, axes=list(range(rank)), begin=[each.start for each in kept],
+                    end=[each.stop for each in kept])
+    return bb.emit_te(topi.nn.circular_pad, x, *np.maximum(around, 0).tolist())
+
+
 def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Channels outermost (``mode="CRD"``); TVM's converter passes over the mode."""
     if text(attrs, "mode", "DCR") == "DCR":
@@ -399,6 +418,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Mod": elementwise.modulo,
     "OneHot": _one_hot,
     "PRelu": elementwise.prelu,
+    "Pad": _pad,
     "Pow": elementwise.power,
     "QuantizeLinear": quantize_linear,
     "RMSNormalization": _rms_normalization,

@@ -129,9 +129,12 @@ def _max_pool(nodes: Nodes) -> list[str]:
     shape, result = ([0, *(nodes.fixed_size(value, axis, what) for axis in range(1, 2 + rank))]
                      for value, what in ((x, "input"), (nodes.node.output[0], "output")))  # any number of images
     strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
+    before = list(given.get("pads", [0] * rank)[:rank])
+    if given.get("ceil_mode", 0):  # no window begins behind the image, which onnx's inference of shapes leaves out
+        result[2:] = [min(count, (size + begin - 1) // stride + 1)
+                      for count, size, begin, stride in zip(result[2:], shape[2:], before, strides, strict=True)]
     reach = [(n - 1) * s + (k - 1) * d + 1
              for n, s, k, d in zip(result[2:], strides, kernel, dilations, strict=True)]
-    before = list(given.get("pads", [0] * rank)[:rank])
     if (same := given.get("auto_pad", b"NOTSET")).startswith(b"SAME"):
         total = [max(0, r - n) for r, n in zip(reach, shape[2:], strict=True)]
         before = [pad // 2 if same == b"SAME_UPPER" else ceil(pad / 2) for pad in total]

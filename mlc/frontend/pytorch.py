@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlc.errors import MlcError, ModelError, UnsupportedOperators, UsageError
+from mlc.errors import MlcError, ModelError, UnsupportedOperators, UsageError, ValuesNeededError
 from mlc.frontend.model import ImportedModel, imported
 from mlc.frontend.origins import name_by_scopes
 from mlc.frontend.static_shapes import fold_shapes
@@ -52,9 +52,12 @@ def import_torch(
         except UnsupportedOperators as second:
             if isinstance(first, UnsupportedOperators):
                 raise first from None
-            ours = set(map(str, _translations()))  # these are not why it could not be translated
+            # why it could not be translated is neither ours nor PyTorch's order of effects
+            ours = {*map(str, _translations()), "with_effects"}
             left = {operator: nodes for operator, nodes in second.operators.items() if operator not in ours}
-            raise (UnsupportedOperators(left) if left else second) from None
+            raise (UnsupportedOperators(left) if left else first) from None
+        except ModelError:  # what the other importer says is of its own way
+            raise first from None
         return imported(mod, name, inputs)
 
 
@@ -109,7 +112,11 @@ def export_module(
 def _through_onnx(program: Any, name: str, shapes: Mapping[str, Shape] | None) -> ImportedModel:
     from mlc.frontend.onnx_relax import import_onnx
 
-    return import_onnx(name_by_scopes(to_onnx(program, name)), name, exported_ranges(program, name, shapes or {}))
+    try:
+        return import_onnx(name_by_scopes(to_onnx(program, name)), name, exported_ranges(program, name, shapes or {}))
+    except ValuesNeededError as error:  # which only models of ONNX are given
+        raise ModelError(f"shapes must be known when a model is compiled, but those of {name} depend on the numbers of "
+                         f"its inputs {', '.join(error.names)}; make these a part of the module") from error
 
 
 def input_shapes(program: Any) -> dict[str, tuple[Any, ...]]:
@@ -210,11 +217,16 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """ONNX translations of operators that PyTorch's exporter lacks."""
     import torch
 
+    from mlc.frontend.torch_attention import scaled_dot_product_attention
     from mlc.frontend.torch_experts import expert_translations
     from mlc.frontend.torch_recurrent import TRANSLATIONS
+    from mlc.frontend.torch_resize import resize_translations
     from mlc.frontend.torch_triangular import solve_triangular
+    from mlc.frontend.torch_windows import window_translations
 
-    return {**TRANSLATIONS, **expert_translations(), torch.ops.aten.linalg_solve_triangular.default: solve_triangular}
+    return {**TRANSLATIONS, **expert_translations(), **window_translations(), **resize_translations(),
+            torch.ops.aten.linalg_solve_triangular.default: solve_triangular,
+            torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention}
 
 
 def _of_one_type(model: onnx.ModelProto) -> onnx.ModelProto:

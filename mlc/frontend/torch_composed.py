@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from mlc.errors import ModelError
+from mlc.frontend import torch_options
 
 __all__ = ["composed"]
 
@@ -34,7 +35,7 @@ def composed(program: Any, name: str) -> Any:
 
 def _is_wanted(node: fx.Node) -> bool:
     test = _USES.get(node.target)
-    return _IN_PLACE.get(node.target, node.target) in _RULES and (test is None or test(node))
+    return _IN_PLACE.get(node.target, node.target) in _RULES and (test is None or bool(test(node)))
 
 
 def _is_fixed(*sizes: Any) -> bool:
@@ -337,17 +338,19 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _ATEN.rrelu.default: _rrelu,
     _ATEN.scatter_reduce.two: _scatter_mean,
     _ATEN.searchsorted.Tensor: _searched,
+    **torch_options.RULES,
 }
 #: those that work in place --> what does not
 _IN_PLACE = {
+    _ATEN.batch_norm.default: _ATEN._native_batch_norm_legit_functional.default,
     _ATEN.index_put_.default: _ATEN.index_put.default, _ATEN.index_reduce_.default: _ATEN.index_reduce.default,
     _ATEN.masked_scatter_.default: _ATEN.masked_scatter.default, _ATEN.scatter_reduce_.two: _ATEN.scatter_reduce.two,
 }
 #: what the composition of another one may call
 _INNER = {_ATEN.scatter_reduce.two}
 #: operators of which the exporter has other uses right --> whether this one is composed
-_USES: dict[Any, Callable[[fx.Node], bool]] = {
+_USES: dict[Any, Callable[[fx.Node], Any]] = {
     _ATEN.index_put.default: _has_mask, _ATEN.index_put_.default: _has_mask, _ATEN.amax.default: _has_no_axes,
     _ATEN.amin.default: _has_no_axes, _ATEN.scatter_reduce.two: lambda node: "mean" in node.args,
-    _ATEN.scatter_reduce_.two: lambda node: "mean" in node.args,
+    _ATEN.scatter_reduce_.two: lambda node: "mean" in node.args, **torch_options.USES,
 }

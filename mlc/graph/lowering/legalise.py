@@ -158,10 +158,32 @@ def _chosen(condition: te.Tensor, one: te.Tensor, other: te.Tensor, shape: Seque
     return te.compute(shape, element, name="T_where")
 
 
+def _compared(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A float with itself, by which models ask for what is no number, though TVM takes it to equal itself."""
+    one, other = call.args
+    if not one.same_as(other) or not dtype_of(one).startswith(("float", "bfloat")):
+        return tvm.ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
+    same = call.op.name != "relax.not_equal"
+
+    def itself(x: te.Tensor) -> te.Tensor:
+        def element(*place: tirx.Var) -> tirx.PrimExpr:
+            nothing = tirx.isnan(x(*place))
+            return tirx.Not(nothing) if same else nothing
+
+        return te.compute(x.shape, element, name="itself")
+
+    return builder.call_te(itself, one, primfunc_name_hint="itself")
+
+
+#: comparisons of which numbers fulfil those with themselves; and the other one
+_OF_ITSELF = ("relax.equal", "relax.greater_equal", "relax.less_equal", "relax.not_equal")
+
+
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
     ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.lowering.concat` and ``slices``)."""
-    custom = {"relax.max": _extremum, "relax.min": _extremum, "relax.full": _full}
+    custom = {"relax.max": _extremum, "relax.min": _extremum, "relax.full": _full,
+              **dict.fromkeys(_OF_ITSELF, _compared)}
     if target.kind == "llvm":
         custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take,
                    "relax.where": _where}

@@ -176,6 +176,7 @@ def test_an_output_shape_says_the_padding() -> None:
     {"kernel_shape": [3, 2], "strides": [2, 1], "dilations": [2, 1], "ceil_mode": 1},
     {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"},
     {"kernel_shape": [2, 2], "strides": [2, 2], "storage_order": 1},
+    {"kernel_shape": [3, 3], "strides": [3, 3], "pads": [2, 1, 2, 1], "ceil_mode": 1},
 ], ids=str)
 def test_where_the_maximum_lies(attributes: dict) -> None:
     feeds = {"x": floats(2, 3, 9, 8)}

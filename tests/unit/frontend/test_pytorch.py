@@ -100,6 +100,22 @@ def test_unsupported_operators_are_listed_together():
     assert len(caught.value.operators) == 2, "histograms are translated"
 
 
+@pytest.mark.parametrize(("function", "given", "said"), [
+    (lambda x: torch.unique(x).sum(), torch.ones(3), "how many it is given, NonZero counts in each call"),
+    (lambda x: torch.bincount(x, minlength=5), torch.arange(3), "depend on the numbers of its inputs x; make these"),
+    (torch.linalg.inv, torch.eye(3), "but 1 are not: aten.linalg_inv_ex.default (used by linalg_inv_ex); replace"),
+], ids=["unique", "bincount", "inv"])
+def test_what_is_said_is_of_the_model(function, given, said):
+    """Not of how the second importer takes it apart, nor of an order of effects that PyTorch writes down."""
+    class Called(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    with pytest.raises(ModelError) as error:
+        load_model(Called(), example_inputs=(given,))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("examples", [None, (1,), ({"x": 2},)])
 def test_example_inputs_must_be_tensors(examples):
     with pytest.raises(UsageError, match="example"):

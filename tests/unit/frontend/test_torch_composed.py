@@ -32,8 +32,8 @@ class Called(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, a, b=None, c=None):
-        return self.function(*(each for each in (a, b, c) if each is not None))
+    def forward(self, a, b=None, c=None, d=None):
+        return self.function(*(each for each in (a, b, c, d) if each is not None))
 
 
 def _set(x, mask, values):
@@ -84,6 +84,35 @@ CASES: dict[str, tuple[Callable[..., Any], ...] | Any] = {
     "amax": (lambda x: (x.amax(), torch.aminmax(x)), X),
     "numbers": (lambda a, b: (torch.fmax(a, b), torch.fmin(b, a)), GAPS, Y),
     "hypot": (torch.hypot, X, Y),
+    **{f"smoothed_classes_{how}": (
+        lambda x, y, w, how=how: F.cross_entropy(x, y, w, ignore_index=1, label_smoothing=0.2, reduction=how),
+        X, torch.tensor([4, 1, 6]), Y[0].abs()) for how in ("none", "mean", "sum")},
+    "smoothed_pixels": (lambda x, y: F.cross_entropy(x, y, ignore_index=1, label_smoothing=0.2), IMAGE,
+                        torch.arange(84).reshape(2, 7, 6) % 3),
+    "classes_of_probabilities": (lambda x, y, w: F.cross_entropy(x, y.softmax(1), w, label_smoothing=0.2),
+                                 X, Y, Y[0].abs()),
+    **{make.__name__: (lambda x, make=make: x * make(7) + make(3, False).sum(), X) for make in
+       (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window)},
+    "window_of_coefficients": (lambda x: x * torch.hamming_window(7, True, 0.6, 0.3), X),
+    "window_of_halves": (lambda x: x * torch.blackman_window(7, dtype=torch.float16), X),
+    "margins_of_labels": (F.multilabel_margin_loss, X[:2, :4], torch.tensor([[1, 2, -1, 0], [0, -1, 3, 1]])),
+    "mean_pool_2d_by_five": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5), IMAGE),
+    "mean_pool_3d_by_five": (lambda x: F.avg_pool3d(x, 2, count_include_pad=False, divisor_override=5), VOLUME),
+    "place_among_all": (lambda x: (x.argmax(keepdim=True), x.argmin(keepdim=True)), X),
+    "statistics_of_the_batch": (lambda x, m, v: F.batch_norm(x, m.clone(), v.clone(), training=True), IMAGE,
+                                X[:, 0], Y[:, 0].abs()),
+    **{f"smooth_{mode}_{corners}": (
+        lambda x, mode=mode, corners=corners: F.interpolate(
+            x, scale_factor=(0.6, 1.7), mode=mode, align_corners=corners, antialias=True), IMAGE)
+       for mode in ("bilinear", "bicubic") for corners in (False, True)},
+    "attention_to_nothing": (F.scaled_dot_product_attention, IMAGE, IMAGE, IMAGE, torch.ones(7, 7).tril(-1) > 0),
+    "attention_of_groups_to_nothing": (
+        lambda x, y, m: F.scaled_dot_product_attention(x, y, y, m, scale=0.3, enable_gqa=True),
+        IMAGE.repeat(1, 2, 1, 1), IMAGE, torch.where(torch.ones(7, 7).tril(-1) > 0, 0.0, -torch.inf)),
+    "number_without_integers": (lambda x, m: (2.5 - x, torch.rsub(x, 1.5, alpha=2), 1.0 - m), PLACES,
+                                (Y > 0).to(torch.uint8)),
+    "not_itself": (lambda x: (x != x, x <= x, torch.nanmean(x, 1)), GAPS),
+    "around_what_is_left": (lambda x: F.pad(x, (-1, 2, 2, -3), "circular"), IMAGE),
     "copysign": (torch.copysign, X, -Y.abs() * 0),
 }
 
