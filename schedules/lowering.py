@@ -46,7 +46,7 @@ from schedules.flat import FLAT, restored
 from schedules.free import SIZES, variables
 from schedules.joined import joined_stores
 from schedules.masks import hidden_masks
-from schedules.pieces import expanded
+from schedules.pieces import FITS, expanded
 from schedules.prefetch import insert_prefetches
 from schedules.present import written_on_the_way
 from schedules.scopes import WithoutScopes
@@ -57,9 +57,6 @@ __all__ = ["FITS", "PIPELINE"]
 
 #: the name of the pipeline of CPU functions, for ``tir_pipeline``
 PIPELINE = "mlc"
-
-#: the attribute of a function whose arguments are known to be what it was compiled for: it does not check them
-FITS = "mlc.fits"
 
 #: bytes of a local buffer that may lie on the stack: twice the largest vector register file
 _MAX_STACK = 4096
