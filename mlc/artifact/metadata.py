@@ -118,6 +118,7 @@ def check_model(metadata: Mapping[str, Any]) -> None:
     """What a compiled model says of itself, but for its weights."""
     _MODEL(metadata, "")
     _list_of(_text)(metadata.get("states", []), "states")
+    _list_of(_whole(0, _MOST_PLACES))(metadata.get("stop", []), "stop")
     starts = metadata.get("alignment", ALIGNMENT)
     _must(type(starts) is int and starts in (_LEAST_ALIGNMENT, ALIGNMENT), "alignment",
           f"{_LEAST_ALIGNMENT} or {ALIGNMENT}", starts)

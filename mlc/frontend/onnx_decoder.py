@@ -128,7 +128,7 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
     The heads that share a key are rows of one product with it.
     """
     query, key, value, past_key, past_value, lengths, total, cos, sin, places, added = nodes.inputs(11)[:11]
-    attributes = nodes.attributes()
+    attributes, like = nodes.attributes(), nodes.node.input[0]
     _check_plain(nodes)
     sink, gains = nodes.inputs(_INPUTS)[_SINK], nodes.inputs(_INPUTS)[_GAINS]
     heads, groups = (int(attributes[name]) for name in ("num_heads", "kv_num_heads"))
@@ -163,15 +163,15 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
                    for old, new in zip((past_key, past_value), present, strict=True)]
     scale = float(attributes.get("scale", 0.0)) or size ** -0.5
     turned = nodes("Transpose", present[0], perm=[0, 1, 3, 2])
-    scores = nodes("MatMul", nodes("Mul", queries, nodes.constant(scale, query)), turned)
+    scores = nodes("MatMul", nodes("Mul", queries, nodes.constant(scale, like)), turned)
     cap = float(attributes.get("softcap", 0.0))
     if cap:
-        limit = nodes.constant(cap, query)
+        limit = nodes.constant(cap, like)
         scores = nodes("Mul", nodes("Tanh", nodes("Div", scores, limit)), limit)
     if added:
         whole = nodes("Expand", added, tokens.shape(nodes.size(query, 0), heads))
         scores = nodes("Add", scores, nodes("Reshape", whole, tokens.shape(nodes.size(query, 0), groups, -1)))
-    mask = _hidden(tokens, heads // groups, int(attributes.get("local_window_size", -1)), query)
+    mask = _hidden(tokens, heads // groups, int(attributes.get("local_window_size", -1)), like)
     if mask:
         scores = nodes("Add", scores, mask)
     seen = nodes("MatMul", _weights(nodes, tokens, str(scores), sink, heads, groups), present[1])
@@ -181,7 +181,7 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
         told = nodes("Add", nodes("Cast", nodes("Reshape", lengths, nodes.constant([-1, 1, 1])), to=_INT64),
                      nodes.constant(np.array(1)))
         full = nodes("Equal", told, tokens.end())
-        result = nodes("Add", result, nodes("Where", full, *(nodes.constant(x, query) for x in (0.0, np.nan))))
+        result = nodes("Add", result, nodes("Where", full, *(nodes.constant(x, like) for x in (0.0, np.nan))))
     return [str(result), *present]
 
 

@@ -120,7 +120,8 @@ def _heads(graph: onnx.GraphProto, past: onnx.ValueInfoProto, joint: onnx.NodePr
         if joint.op_type == "Concat":
             size = widths.get(joint.input[1], 0)
         elif joint.input[1]:
-            size = widths.get(joint.input[1], 0) // heads
+            place = 2 if joint.op_type == "MultiHeadAttention" and joint.input[7] == past.name else 1
+            size = widths.get(joint.input[place], 0) // heads
         elif joint.op_type == "GroupQueryAttention":
             size = widths.get(joint.input[0], 0) // (given["num_heads"] + 2 * heads)
     return heads, size
