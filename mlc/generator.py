@@ -261,7 +261,9 @@ def _likeliest(logits: np.ndarray) -> np.ndarray:
 
 
 def _stops(stop: int | Collection[int]) -> frozenset[int]:
-    return frozenset([int(stop)] if hasattr(stop, "__index__") else map(int, stop))
+    if isinstance(stop, Collection):
+        return frozenset(map(int, stop))
+    return frozenset([int(stop)])  # numpy has whole numbers of its own, too
 
 
 def _compiled(model: Any) -> Executable | None:
@@ -317,7 +319,8 @@ def _check_room(compilation: Compilation, capacity: int) -> None:
     import psutil
 
     states = [spec for spec in compilation.model.inputs if spec.name in compilation.model.states]
-    token, free = sum(prod(map(int, spec.shape[1:])) * spec.itemsize for spec in states), psutil.virtual_memory().available
+    sizes = (prod(size for size in spec.shape if isinstance(size, int)) * spec.itemsize for spec in states)
+    token, free = sum(sizes), int(psutil.virtual_memory().available)
     if token * capacity > free:
         raise UsageError(f"the keys and values of {capacity} tokens must fit into memory, but take "
                          f"{token * capacity / 1e9:.1f} GB of {free / 1e9:.1f} that are free; give a smaller capacity, "

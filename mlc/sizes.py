@@ -35,7 +35,7 @@ _USUAL, _LOWER, _UPPER = "mlc.usual_size", "tir_var_lower_bound", "tir_var_upper
 _NUMBER = re.compile(r"T\.int64\((-?\d+)\)")
 
 _scope: contextvars.ContextVar[Mapping[str, Free]] = contextvars.ContextVar("free sizes")
-_together: contextvars.ContextVar[tuple[tuple[str, ...], int]] = contextvars.ContextVar("sizes together", default=((), 0))
+_together: contextvars.ContextVar[tuple[tuple[str, ...], int]] = contextvars.ContextVar("together", default=((), 0))
 
 
 class UndecidedSizeError(ModelError):

@@ -3,6 +3,8 @@ softmax."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from mlc.frontend.onnx_expand import Nodes
@@ -55,7 +57,7 @@ def _biased(nodes: Nodes, query: str, key: str, value: str, bias: str) -> list[s
     sizes = [nodes.fixed_size(each, 2, "query, key and value") for each in (query, key, value)]
     ends = np.cumsum([0, *sizes])
     parts = [nodes("Slice", bias, *(nodes.constant([int(n)]) for n in (begin, end, 0)))
-             for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+             for begin, end in pairwise(ends)]
     return [str(nodes("Add", each, part)) for each, part in zip((query, key, value), parts, strict=True)]
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-__all__ = ["export_module", "exported_ranges", "first_line", "import_torch", "input_shapes", "is_symbolic", "quiet", "to_onnx"]
+__all__ = ["export_module", "exported_ranges", "first_line", "import_torch", "input_shapes", "is_symbolic", "quiet",
+           "to_onnx"]
 
 
 def import_torch(

@@ -46,11 +46,11 @@ def export_decoder(module: Any) -> onnx.ModelProto:
         examples = {"input_ids": torch.zeros(_BATCH, _LENGTH, dtype=torch.int64),
                     "attention_mask": torch.ones(_BATCH, _PAST + _LENGTH, dtype=torch.int64),
                     "position_ids": torch.arange(_PAST, _PAST + _LENGTH).expand(_BATCH, _LENGTH).contiguous()}
-        past = [torch.zeros(_BATCH, x.shape[1], _PAST, x.shape[3], dtype=x.dtype) for pair in rows.values() for x in pair]
+        given = [*(examples[each] for each in taken), *(
+            torch.zeros(_BATCH, x.shape[1], _PAST, x.shape[3], dtype=x.dtype) for pair in rows.values() for x in pair)]
         free = torch.export.Dim.DYNAMIC
-        sizes = (*({0: free, 1: free} for _ in taken), *({0: free, 2: free} for _ in past))
-        program = export_module(_with_past(module, taken, called, list(rows)), (*(examples[each] for each in taken), *past),
-                                name, (sizes,))
+        sizes = tuple({0: free, 1 if x.dim() == 2 else 2: free} for x in given)
+        program = export_module(_with_past(module, taken, called, list(rows)), given, name, (sizes,))
     finally:
         module.train(training)
     states = [f"{i}.{kind}" for i in range(len(rows)) for kind in ("key", "value")]

@@ -76,7 +76,8 @@ def test_what_lies_in_one_is_what_lies_apart(count: int) -> None:
     parts = [packed[:, :, :, i].reshape(BATCH, keys, WIDTH) for i in range(count)]
     apart = dict(zip("qkv", parts if count == 3 else [query, *parts], strict=True))
     feeds = {"q": packed} if count == 3 else {"q": query, "k": packed}
-    models = [model_of([_node(" ".join(each), "y", {})], each, {}, {"y": ("float32", 3)}, 17) for each in (feeds, apart)]
+    models = [model_of([_node(" ".join(each), "y", {})], each, {}, {"y": ("float32", 3)}, 17)
+              for each in (feeds, apart)]
     (ours,), (wanted,) = imported_numbers(models[0], feeds), onnxruntime_numbers(models[1], apart)
     np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=2e-5)
 
