@@ -72,10 +72,14 @@ class Generator:
         if compiled is not None and capacity is not None and capacity != self.capacity:
             raise UsageError(f"the capacity of a compiled model is what it was compiled for, {self.capacity}, got "
                              f"{capacity}; leave it out, or compile the model again")
+        if compiled is None and (turn := _turn(model)) is not None:
+            self.executable.metadata["turn"] = turn
+        self._turn = int(self.executable.metadata.get("turn", self.capacity))
         self._rows = {spec.name: self._buffer(spec) for spec in self._states}
         self._past = np.zeros(self.capacity, np.uint8)
         self._mask = np.ones((self.batch, self.capacity), np.int64)
         self._first = np.zeros(self.batch, np.int64)  # of each sequence, the row of its first token
+        self._tokens = np.zeros((self.batch, self.capacity), np.int64)
         self.length = 0
 
     def _read_border(self) -> None:
@@ -199,15 +203,23 @@ class Generator:
                 f"batch {self.batch}>")
 
     def _step(self, ids: np.ndarray) -> np.ndarray:
-        """Run the model on tokens behind those that the state holds."""
-        begin, end = self.length, self.length + ids.shape[1]
+        """Run the model on tokens behind those that the state holds.
+
+        Beyond some number of tokens a model may turn the keys of all by other angles (long RoPE): then the state is made
+        anew, as transformers does.
+        """
+        begin, end, new = self.length, self.length + ids.shape[1], ids.shape[1]
+        self._tokens[:, begin:end] = ids
+        longest = int(self._first.min())
+        if begin - longest <= self._turn < end - longest:
+            begin, ids = 0, self._tokens[:, :end]
         places = np.maximum(np.arange(begin, end) - self._first[:, None], 0)
         made = {"tokens": ids, "mask": self._mask[:, :end], "positions": places, "past": self._past[:begin]}
         given = {name: np.ascontiguousarray(made[role], self._types[name]) for name, role in self._roles.items()}
         given |= {name: rows[:end] for name, rows in self._rows.items()}
         result = self.executable(**given)
         self.length = end
-        logits: np.ndarray = result[self._logits]
+        logits: np.ndarray = result[self._logits][:, -new:]
         if self._first.any() and np.isnan(logits[:, -1]).any():  # attention that counts keys says so
             raise InputError(f"sequences must have one length for {self.executable.metadata['name']}, whose attention "
                              "knows no padding on the left; generate from each alone")
@@ -343,6 +355,17 @@ def _ends(model: Any) -> list[int]:
         if ends and all(isinstance(each, int) and not isinstance(each, bool) for each in ends):
             return list(ends)
     return []
+
+
+def _turn(model: Any) -> int | None:
+    """The number of tokens beyond which a module turns keys by other angles, if it does."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", None) or config
+    angles = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if angles.get("rope_type", angles.get("type")) != "longrope":
+        return None
+    found = angles.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return int(found) if found else None
 
 
 def _configured(model: Any, names: Sequence[str]) -> Iterator[Any]:

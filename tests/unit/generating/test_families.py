@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,26 @@ def test_a_family_generates_what_it_does_eagerly(family: str) -> None:
     list(generator(prompt, 12))
     assert list(generator([wanted[-1], *more], 4, resume=True)) == generated(
         model, np.concatenate([prompt, wanted, more]), 4)
+
+
+def test_keys_are_turned_anew_where_a_long_text_has_other_angles(tmp_path: Path) -> None:
+    """As Phi-3 of 128k tokens has from 4k tokens on."""
+    turn = 16
+    angles = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1 + i / 2 for i in range(8)],
+              "original_max_position_embeddings": turn, "rope_theta": 100.0}
+    model = made("phi3", **{**GROUPED, "original_max_position_embeddings": turn, "rope_parameters": angles})
+    mlc.Generator(model, capacity=CAPACITY, log=False).save(tmp_path / "phi3.so")
+    generator = mlc.Generator(tmp_path / "phi3.so")
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (1, 30))
+    for ends in ((5, 16, 17, 18, 30), (16, 30), (12, 20, 21), (17, 18)):
+        generator.reset()
+        begin = 0
+        for end in ends:
+            found, whole = generator.logits(ids[:, begin:end]), eager(model, ids[:, :end])[:, begin:]
+            np.testing.assert_allclose(found, whole, rtol=0, atol=1e-4 * np.abs(whole).max())
+            begin = end
+    prompt = ids[0, :10]
+    assert list(generator(prompt, 12)) == generated(model, prompt, 12)
 
 
 @pytest.mark.sampled(1)
