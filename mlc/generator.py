@@ -205,8 +205,8 @@ class Generator:
     def _step(self, ids: np.ndarray) -> np.ndarray:
         """Run the model on tokens behind those that the state holds.
 
-        Beyond some number of tokens a model may turn the keys of all by other angles (long RoPE): then the state is made
-        anew, as transformers does.
+        Beyond some number of tokens a model may turn the keys of all by other angles (long RoPE): then the state is
+        made anew, as transformers does.
         """
         begin, end, new = self.length, self.length + ids.shape[1], ids.shape[1]
         self._tokens[:, begin:end] = ids
@@ -305,13 +305,13 @@ def _build(
     capacity = _capacity(model) if capacity is None else capacity
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
         raise UsageError(f"capacity must be a whole number of at least 1, got {capacity!r}")
-    proto, name = _proto(model)
+    proto, name = _proto(model, capacity)
     compilation = Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads)
     _check_room(compilation, capacity)
     return build_with(compilation, log, last=True)
 
 
-def _proto(model: Any) -> tuple[Any, str]:
+def _proto(model: Any, capacity: int) -> tuple[Any, str]:
     if isinstance(model, str | os.PathLike):
         from mlc.frontend.onnx_file import read_model
 
@@ -321,7 +321,7 @@ def _proto(model: Any) -> tuple[Any, str]:
     if hasattr(model, "state_dict"):
         from mlc.frontend.torch_past import export_decoder
 
-        return export_decoder(model), type(model).__name__
+        return export_decoder(model, capacity), type(model).__name__
     raise UsageError("a generator is made of a path, an onnx.ModelProto, a language model of transformers or an "
                      f"Executable, got {type(model).__name__}")
 

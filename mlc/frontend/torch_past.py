@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,21 +27,23 @@ _LAYERS = frozenset({"DynamicLayer", "DummyLayer"})
 _WHOLE = "compile it with mlc.compile, and give it all tokens each time"
 
 
-def export_decoder(module: Any) -> onnx.ModelProto:
+def export_decoder(module: Any, capacity: int | None = None) -> onnx.ModelProto:
     """A causal language model of transformers, in evaluation mode, with ``past_key_values.N.key`` and ``.value`` among
     its inputs and ``present.N.key`` and ``.value`` among its outputs.
 
     All of the past is kept, also where attention reaches over a window of it: masks hide what lies before. Raises
-    :class:`UsageError` for a module that is no such model, and :class:`ModelError` for one that keeps anything else
+    :class:`UsageError` for a module that is no such model, or whose angles depend on the length of texts as long as
+    ``capacity``, and :class:`ModelError` for one that keeps anything else
     than keys and values of its own tokens, or where ONNX cannot hold what it does.
     """
     import torch
 
     name = type(module).__name__
     taken, called = _inputs(module, name)
-    training = module.training
+    training, undone = module.training, contextlib.ExitStack()
     module.eval()
     try:
+        _fix_angles(module, name, capacity, undone)
         with torch.no_grad(), quiet():
             rows = _rows(module, called, name)
         examples = {"input_ids": torch.zeros(_BATCH, _LENGTH, dtype=torch.int64),
@@ -52,6 +55,7 @@ def export_decoder(module: Any) -> onnx.ModelProto:
         sizes = tuple({0: free, 1 if x.dim() == 2 else 2: free} for x in given)
         program = export_module(_with_past(module, taken, called, list(rows)), given, name, (sizes,))
     finally:
+        undone.close()
         module.train(training)
     states = [f"{i}.{kind}" for i in range(len(rows)) for kind in ("key", "value")]
     return to_onnx(program, name, inputs=[*taken, *(f"past_key_values.{each}" for each in states)],
@@ -71,6 +75,21 @@ def _inputs(module: Any, name: str) -> tuple[list[str], str]:
         raise ModelError(f"a module that generates must take the keys and values of former tokens (past_key_values), "
                          f"but {name} does not; {_WHOLE}")
     return [each for each in _INPUTS if each in given], past
+
+
+def _fix_angles(module: Any, name: str, capacity: int | None, undone: contextlib.ExitStack) -> None:
+    """Until it is undone, angles that are others for each length beyond what the model was made for (dynamic RoPE) stay
+    those of shorter texts."""
+    for each in module.modules():
+        if getattr(each, "rope_type", None) != "dynamic":
+            continue
+        most = int(each.original_max_seq_len)
+        if capacity is None or capacity > most:
+            raise UsageError(f"{name} turns all keys by other angles for each length beyond {most} tokens (dynamic "
+                             f"RoPE), which keys that are kept cannot follow; give capacity={most}, or less")
+        undone.callback(setattr, each, "inv_freq", each.inv_freq)
+        undone.callback(setattr, each, "rope_type", each.rope_type)
+        each.inv_freq, each.rope_type = each.original_inv_freq.clone(), "default"
 
 
 def _rows(module: Any, called: str, name: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:

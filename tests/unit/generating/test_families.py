@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import mlc
-from mlc.errors import MlcError
+from mlc.errors import MlcError, UsageError
 
 CAPACITY, VOCABULARY, WINDOW = 48, 97, 8
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -65,12 +65,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {**SLIDING, "original_max_position_embeddings": CAPACITY},
     "smollm3": {**GROUPED, "no_rope_layers": [1, 0]},
     "cohere": GROUPED,
-    "gpt_neo": {**SIZES, "num_layers": 2, "num_heads": 4, "window_size": WINDOW,
-                "attention_types": [[["global", "local"], 1]]},
     "mpt": {"n_layers": 2, "d_model": 64, "n_heads": 4, "expansion_ratio": 2, "vocab_size": VOCABULARY,
             "max_seq_len": CAPACITY, **NO_TOKENS},
     "bloom": {"n_layer": 2, "hidden_size": 64, "n_head": 4, "vocab_size": VOCABULARY, **NO_TOKENS},
     "falcon": {**SIZES, "multi_query": True},
+    "gpt_neo": {**SIZES, "num_layers": 2, "num_heads": 4, "window_size": WINDOW,
+                "attention_types": [[["global", "local"], 1]]},
     "gptj": OLD,
     "codegen": OLD,
     "gpt_bigcode": OLD,
@@ -113,7 +113,7 @@ def generated(model: torch.nn.Module, prompt: np.ndarray, count: int) -> list[in
     return list(whole[0, len(prompt):].tolist())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_generates_what_it_does_eagerly(family: str) -> None:
     model = made(family)
@@ -153,7 +153,21 @@ def test_keys_are_turned_anew_where_a_long_text_has_other_angles(tmp_path: Path)
     assert list(generator(prompt, 12)) == generated(model, prompt, 12)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
+def test_angles_that_follow_the_length_are_those_of_short_texts_up_to_the_capacity() -> None:
+    angles = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    model = made("llama", **{**GROUPED, "max_position_embeddings": 20, "rope_parameters": angles})
+    longer, ids = eager(model, np.ones((1, 30), np.int64)), np.random.default_rng(0).integers(0, VOCABULARY, (1, 19))
+    with pytest.raises(UsageError, match=r"beyond 20 tokens .*; give capacity=20, or less"):
+        mlc.Generator(model, capacity=21)
+    generator = mlc.Generator(model, log=False)
+    found = np.concatenate([generator.logits(part) for part in np.split(ids, [7, 8], axis=1)], axis=1)
+    whole = eager(model, ids)
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-4 * np.abs(whole).max())
+    np.testing.assert_array_equal(eager(model, np.ones((1, 30), np.int64)), longer)  # the module is as it was
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_models_of_16_bits_keep_keys_and_values_of_16_bits(dtype: str) -> None:
     model = made("llama", **GROUPED).to(getattr(torch, dtype))
