@@ -77,7 +77,8 @@ def decoder(model: onnx.ModelProto, batch: int, capacity: int, name: str) -> Dec
             role = role_of(value.name)
             if not role or len(dims) != 2:
                 raise ModelError(f"every input of {name} must be token ids, a mask, positions or a past, got "
-                                 f"{value.name} of {len(dims)} axes; export the model without it")
+                                 f"{value.name} of {len(dims)} axes; export the model without it, or compile it with "
+                                 "mlc.compile and hand its state on from call to call")
             sizes = [batch, f"{PAST} + {LENGTH}" if role == "mask" else LENGTH]
             shapes[value.name] = (batch, Range(1, 2 * capacity) if role == "mask" else tokens)
         for dim, size in zip(dims, sizes, strict=True):

@@ -133,6 +133,20 @@ def test_a_family_generates_what_it_does_eagerly(family: str) -> None:
         model, np.concatenate([prompt, wanted, more]), 4)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", ["opt", "bloom", "llama4_text"])
+def test_shorter_sequences_of_a_batch_generate_what_they_do_padded_eagerly(family: str) -> None:
+    """Positions that a table, distances and chunks tell."""
+    model, rng = made(family), np.random.default_rng(0)
+    generator = mlc.Generator(model, capacity=CAPACITY, batch=2, log=False)
+    long, short = rng.integers(2, VOCABULARY, 15), rng.integers(2, VOCABULARY, 4)
+    ids = torch.from_numpy(np.stack([long, np.concatenate([np.zeros(11, np.int64), short])]))
+    mask = torch.ones_like(ids)
+    mask[1, :11] = 0
+    wanted = model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False, pad_token_id=0)[:, 15:]
+    np.testing.assert_array_equal(np.transpose(list(generator([long, short], 10))), wanted)
+
+
 def test_keys_are_turned_anew_where_a_long_text_has_other_angles(tmp_path: Path) -> None:
     """As Phi-3 of 128k tokens has from 4k tokens on."""
     turn = 16
