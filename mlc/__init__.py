@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from mlc.artifact import Executable
     from mlc.compilation import Compilation
     from mlc.errors import MlcError
-    from mlc.generator import Generator, Sampler
+    from mlc.generator import Generator
+    from mlc.sampler import Sampler
 
 __all__ = ["Compilation", "Executable", "Generator", "MlcError", "Sampler", "compile", "load", "tune"]
 
 _HOMES = {
     "Compilation": "compilation", "Executable": "artifact", "Generator": "generator", "MlcError": "errors",
-    "Sampler": "generator", "compile": "api", "load": "api", "tune": "api",
+    "Sampler": "sampler", "compile": "api", "load": "api", "tune": "api",
 }
 
 

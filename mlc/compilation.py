@@ -125,14 +125,17 @@ class Compilation:
         Raises what :meth:`of` does, and :class:`mlc.errors.ModelError` for a model without a past.
         """
         from mlc.frontend.model import imported
-        from mlc.frontend.onnx_past import decoder
+        from mlc.frontend.onnx_past import LENGTH, decoder
+        from mlc.frontend.onnx_past import PAST as BEFORE
         from mlc.frontend.onnx_weights import Model, outside
         from mlc.graph.ir.states import PAST, keep_states
+        from mlc.sizes import at_most
 
         model = model if isinstance(model, Model) else outside(model)
         found = decoder(model.proto, batch, capacity, name)
-        first = cls.of(Model(found.model, model.weights), target, shapes=found.shapes, threads=threads,
-                       substitutions=False)
+        with at_most(capacity, BEFORE, LENGTH):
+            first = cls.of(Model(found.model, model.weights), target, shapes=found.shapes, threads=threads,
+                           substitutions=False)
         given = [spec.name for spec in first.model.inputs]
         with _one_at_a_time():
             mod = keep_states(first.model.mod, found.states, given)

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlc.errors import InputError, ModelError, UsageError
+from mlc.sampler import Sampler
 from mlc.shapes import Free
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
+    from mlc.compilation import Compilation
     from mlc.log import LogReader
     from mlc.target import Target
 
-__all__ = ["Generator", "Sampler"]
+__all__ = ["Generator"]
 
 #: logits ``[batch, vocabulary]`` --> a token id for each sequence
 Sample = Callable[[np.ndarray], Any]
 
-#: what configurations call the most tokens that a model was made for
-_CAPACITIES = ("max_position_embeddings", "n_positions", "max_sequence_length", "context_length")
-_CONFIGURATIONS = ("config.json", "genai_config.json")
+#: what configurations call the most tokens that a model was made for, and those that end a text
+_CAPACITIES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "context_length")
+_ENDS = ("eos_token_id",)
+#: files beside a model's, and attributes of a module, the first that says something counts
+_FILES = ("generation_config.json", "config.json", "genai_config.json")
+_ATTRIBUTES = ("generation_config", "config")
 
 
 class Generator:
@@ -43,29 +49,37 @@ class Generator:
     def __init__(
         self, model: Any, *, capacity: int | None = None, batch: int = 1, target: str | Target = "native",
         log: str | os.PathLike[str] | LogReader | bool | None = None, threads: int | None = None,
-        stop: int | Collection[int] = (),
+        stop: int | Collection[int] | None = None,
     ) -> None:
         """``model`` is the path of an ONNX file or an ``onnx.ModelProto`` with past keys and values as inputs and the
         present ones as outputs, a causal language model of transformers, or what :meth:`save` wrote (the path or the
         loaded executable), which has its capacity and batch.
 
         ``capacity`` left out is what the model's configuration says: the module's, or that of ``config.json`` beside
-        the file. ``stop`` are token ids that end a sequence. ``target``, ``log`` and ``threads`` are as for
-        :func:`mlc.compile`. Raises :class:`mlc.errors.MlcError` as that does, and :class:`mlc.errors.ModelError` for a
-        model without a past.
+        the file. ``stop`` are token ids that end a sequence; left out, those by which the configuration says that a
+        text ends (``eos_token_id``), and of what was saved those that it was saved with. ``target``, ``log`` and
+        ``threads`` are as for :func:`mlc.compile`. Raises :class:`mlc.errors.MlcError` as that does,
+        :class:`mlc.errors.ModelError` for a model without a past, and :class:`mlc.errors.UsageError` for a capacity
+        that memory has no room for.
         """
         compiled = _compiled(model)
         self.executable: Executable = compiled if compiled is not None else _build(
             model, capacity, batch, target, log, threads)
-        self.stop = _stops(stop)
         self._read_border()
+        if stop is None:
+            stop = self.executable.metadata.get("stop", ()) if compiled is not None else _ends(model)
+        self.stop = _stops(stop)
         if compiled is not None and capacity is not None and capacity != self.capacity:
             raise UsageError(f"the capacity of a compiled model is what it was compiled for, {self.capacity}, got "
                              f"{capacity}; leave it out, or compile the model again")
+        if compiled is None and (turn := _turn(model)) is not None:
+            self.executable.metadata["turn"] = turn
+        self._turn = int(self.executable.metadata.get("turn", self.capacity))
         self._rows = {spec.name: self._buffer(spec) for spec in self._states}
         self._past = np.zeros(self.capacity, np.uint8)
         self._mask = np.ones((self.batch, self.capacity), np.int64)
         self._first = np.zeros(self.batch, np.int64)  # of each sequence, the row of its first token
+        self._tokens = np.zeros((self.batch, self.capacity), np.int64)
         self.length = 0
 
     def _read_border(self) -> None:
@@ -141,6 +155,8 @@ class Generator:
         self, prompt: np.ndarray, widths: np.ndarray, single: bool, count: int, sampler: Sample, resume: bool,
         stop: frozenset[int],
     ) -> Iterator[Any]:
+        if isinstance(sampler, Sampler):
+            sampler.begin(prompt, widths, self.vocabulary, resume)
         if not resume:
             self.reset()
             self._first = prompt.shape[1] - widths
@@ -177,7 +193,9 @@ class Generator:
         return self._step(given)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the compiled model, one file, which a :class:`Generator` can be made of; the state is not in it."""
+        """Write the compiled model and ``stop``, one file, which a :class:`Generator` can be made of; the state is not
+        in it."""
+        self.executable.metadata["stop"] = sorted(self.stop)
         self.executable.save(path)
 
     def __repr__(self) -> str:
@@ -185,25 +203,39 @@ class Generator:
                 f"batch {self.batch}>")
 
     def _step(self, ids: np.ndarray) -> np.ndarray:
-        """Run the model on tokens behind those that the state holds."""
-        begin, end = self.length, self.length + ids.shape[1]
+        """Run the model on tokens behind those that the state holds.
+
+        Beyond some number of tokens a model may turn the keys of all by other angles (long RoPE): then the state is
+        made anew, as transformers does.
+        """
+        begin, end, new = self.length, self.length + ids.shape[1], ids.shape[1]
+        self._tokens[:, begin:end] = ids
+        longest = int(self._first.min())
+        if begin - longest <= self._turn < end - longest:
+            begin, ids = 0, self._tokens[:, :end]
         places = np.maximum(np.arange(begin, end) - self._first[:, None], 0)
         made = {"tokens": ids, "mask": self._mask[:, :end], "positions": places, "past": self._past[:begin]}
         given = {name: np.ascontiguousarray(made[role], self._types[name]) for name, role in self._roles.items()}
         given |= {name: rows[:end] for name, rows in self._rows.items()}
         result = self.executable(**given)
         self.length = end
-        return result[self._logits]
+        logits: np.ndarray = result[self._logits][:, -new:]
+        if self._first.any() and np.isnan(logits[:, -1]).any():  # attention that counts keys says so
+            raise InputError(f"sequences must have one length for {self.executable.metadata['name']}, whose attention "
+                             "knows no padding on the left; generate from each alone")
+        return logits
 
     def _prompt(self, ids: Any) -> tuple[np.ndarray, np.ndarray, bool]:
         """Ids ``[batch, tokens]`` padded on the left, how many each sequence has, and whether one sequence was given
         alone."""
         try:
+            if isinstance(ids, str) or hasattr(ids, "keys"):
+                raise TypeError
             single = not len(ids) or np.ndim(ids[0]) == 0
             rows = [np.asarray(row) for row in ([ids] if single else ids)]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, KeyError):
             raise InputError(f"a prompt must be token ids, or a list of them for each sequence, got "
-                             f"{type(ids).__name__}") from None
+                             f"{type(ids).__name__}; give the input_ids of the model's tokeniser") from None
         if len(rows) != self.batch:
             raise InputError(f"a prompt must have {self.batch} sequences, got {len(rows)}; make a generator with "
                              f"batch={len(rows)}")
@@ -236,40 +268,14 @@ class Generator:
         return chosen.astype(np.int64)
 
 
-class Sampler:
-    """Draws token ids: of logits divided by ``temperature``, the ``top_k`` largest (0: all), and of these the likeliest
-    that together have the probability ``top_p``. Equal seeds draw equally."""
-
-    def __init__(self, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> None:
-        """Raises :class:`mlc.errors.UsageError` unless ``temperature > 0``, ``top_k >= 0`` and ``0 < top_p <= 1``."""
-        if not (temperature > 0 and top_k >= 0 and 0 < top_p <= 1):
-            raise UsageError(f"a sampler needs temperature > 0, top_k >= 0 and 0 < top_p <= 1, got {temperature}, "
-                             f"{top_k}, {top_p}")
-        self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
-        self._rng = np.random.default_rng(seed)
-
-    def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """``[batch, vocabulary]`` --> ``[batch]``."""
-        scaled = np.asarray(logits, np.float64) / self._temperature
-        order = np.argsort(-scaled, axis=-1, kind="stable")
-        ranked = np.take_along_axis(scaled, order, axis=-1)
-        likely = np.exp(ranked - ranked[:, :1])
-        if self._top_k:
-            likely[:, self._top_k:] = 0
-        likely /= likely.sum(-1, keepdims=True)
-        likely[likely.cumsum(-1) - likely >= self._top_p] = 0  # the first always stays
-        likely /= likely.sum(-1, keepdims=True)
-        drawn = (likely.cumsum(-1) <= self._rng.random((len(likely), 1))).sum(-1)
-        drawn = np.minimum(drawn, (likely > 0).sum(-1) - 1)  # where rounding leaves the sum below 1
-        return np.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]
-
-
 def _likeliest(logits: np.ndarray) -> np.ndarray:
     return np.asarray(logits.argmax(-1))
 
 
 def _stops(stop: int | Collection[int]) -> frozenset[int]:
-    return frozenset([stop] if isinstance(stop, int) else map(int, stop))
+    if isinstance(stop, Collection):
+        return frozenset(map(int, stop))
+    return frozenset([int(stop)])  # numpy has whole numbers of its own, too
 
 
 def _compiled(model: Any) -> Executable | None:
@@ -299,12 +305,13 @@ def _build(
     capacity = _capacity(model) if capacity is None else capacity
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
         raise UsageError(f"capacity must be a whole number of at least 1, got {capacity!r}")
-    proto, name = _proto(model)
+    proto, name = _proto(model, capacity)
     compilation = Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads)
+    _check_room(compilation, capacity)
     return build_with(compilation, log, last=True)
 
 
-def _proto(model: Any) -> tuple[Any, str]:
+def _proto(model: Any, capacity: int) -> tuple[Any, str]:
     if isinstance(model, str | os.PathLike):
         from mlc.frontend.onnx_file import read_model
 
@@ -314,27 +321,65 @@ def _proto(model: Any) -> tuple[Any, str]:
     if hasattr(model, "state_dict"):
         from mlc.frontend.torch_past import export_decoder
 
-        return export_decoder(model), type(model).__name__
+        return export_decoder(model, capacity), type(model).__name__
     raise UsageError("a generator is made of a path, an onnx.ModelProto, a language model of transformers or an "
                      f"Executable, got {type(model).__name__}")
 
 
+def _check_room(compilation: Compilation, capacity: int) -> None:
+    """Raise :class:`UsageError` where the state of a compiled model needs more memory than there is."""
+    import psutil
+
+    states = [spec for spec in compilation.model.inputs if spec.name in compilation.model.states]
+    sizes = (prod(size for size in spec.shape if isinstance(size, int)) * spec.itemsize for spec in states)
+    token, free = sum(sizes), int(psutil.virtual_memory().available)
+    if token * capacity > free:
+        raise UsageError(f"the keys and values of {capacity} tokens must fit into memory, but take "
+                         f"{token * capacity / 1e9:.1f} GB of {free / 1e9:.1f} that are free; give a smaller capacity, "
+                         f"such as capacity={max(free // token // 2, 1)}")
+
+
 def _capacity(model: Any) -> int:
     """The most tokens that the model's configuration says."""
-    found: list[Any] = []
-    config = getattr(model, "config", None)
-    if config is not None:
-        found = [getattr(config, name, None) for name in _CAPACITIES]
-    elif isinstance(model, str | os.PathLike):
-        for name in _CONFIGURATIONS:
-            try:
-                text = json.loads(Path(model).with_name(name).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            parts = [part for part in (text, text.get("model")) if isinstance(part, dict)]
-            found += [part.get(key) for part in parts for key in _CAPACITIES]
-    known = [size for size in found if isinstance(size, int) and size > 0]
+    known = [size for size in _configured(model, _CAPACITIES) if isinstance(size, int) and size > 0]
     if not known:
         raise UsageError("how many tokens a generator holds must be known, but no configuration says so; give it as "
                          "capacity=1024")
     return known[0]
+
+
+def _ends(model: Any) -> list[int]:
+    """The tokens by which a text ends, one or several, as the model's configuration says."""
+    for found in _configured(model, _ENDS):
+        ends = found if isinstance(found, list | tuple) else [found]
+        if ends and all(isinstance(each, int) and not isinstance(each, bool) for each in ends):
+            return list(ends)
+    return []
+
+
+def _turn(model: Any) -> int | None:
+    """The number of tokens beyond which a module turns keys by other angles, if it does."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", None) or config
+    angles = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if angles.get("rope_type", angles.get("type")) != "longrope":
+        return None
+    found = angles.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def _configured(model: Any, names: Sequence[str]) -> Iterator[Any]:
+    """What the model's configurations say by any of these names: those of a module, or of files beside its own."""
+    if isinstance(model, str | os.PathLike):
+        for file in _FILES:
+            try:
+                text = json.loads(Path(model).with_name(file).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if isinstance(text, dict):
+                for part in (text, text.get("model"), text.get("text_config")):
+                    yield from (part[name] for name in names if isinstance(part, dict) and name in part)
+    for attribute in _ATTRIBUTES:
+        config = getattr(model, attribute, None)
+        for part in (config, getattr(config, "text_config", None)):
+            yield from (value for name in names if (value := getattr(part, name, None)) is not None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,8 +26,8 @@ from tvm import tirx
 from mlc.errors import ModelError
 from mlc.shapes import Free, Range
 
-__all__ = ["Size", "UndecidedSizeError", "attributes", "bounds_of", "depends_on", "evaluated", "free_sizes", "in_scope",
-           "renamed", "scope", "size_of", "usual_size", "variables_of"]
+__all__ = ["Size", "UndecidedSizeError", "at_most", "attributes", "bounds_of", "depends_on", "evaluated", "free_sizes",
+           "in_scope", "may_come", "renamed", "scope", "size_of", "usual_size", "variables_of"]
 
 #: main's attribute: the usual size of each free dimension by the name of its variable. Beside it are TVM's own two
 _USUAL, _LOWER, _UPPER = "mlc.usual_size", "tir_var_lower_bound", "tir_var_upper_bound"
@@ -34,6 +35,7 @@ _USUAL, _LOWER, _UPPER = "mlc.usual_size", "tir_var_lower_bound", "tir_var_upper
 _NUMBER = re.compile(r"T\.int64\((-?\d+)\)")
 
 _scope: contextvars.ContextVar[Mapping[str, Free]] = contextvars.ContextVar("free sizes")
+_together: contextvars.ContextVar[tuple[tuple[str, ...], int]] = contextvars.ContextVar("together", default=((), 0))
 
 
 class UndecidedSizeError(ModelError):
@@ -78,6 +80,22 @@ def in_scope() -> Mapping[str, Free]:
     return _scope.get({})
 
 
+@contextlib.contextmanager
+def at_most(total: int, *names: str) -> Iterator[None]:
+    """While this lasts, the free dimensions of these names come to no more than ``total`` together."""
+    token = _together.set((names, total))
+    try:
+        yield
+    finally:
+        _together.reset(token)
+
+
+def may_come(sizes: Mapping[str, int]) -> bool:
+    """Whether a call may have these sizes, as far as :func:`at_most` says."""
+    names, total = _together.get()
+    return sum(sizes.get(name, 0) for name in names) <= total
+
+
 def size_of(dim: Any) -> Any:
     """A dimension as a number, or a :class:`Size` where it is free."""
     if isinstance(dim, tirx.IntImm):
@@ -111,7 +129,8 @@ def renamed(value: Any, image: Mapping[Any, Any]) -> Any:
 
 def bounds_of(expr: Any) -> tuple[int, int]:
     """The smallest and the largest value of an integer expression of free dimensions, or bounds of these."""
-    found = _analyzer(expr).const_int_bound(expr)
+    with _analyzer(expr) as analyzer:
+        found = analyzer.const_int_bound(expr)
     return int(found.min_value), int(found.max_value)
 
 
@@ -248,7 +267,8 @@ def _made(combine: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     expr = _ON_EXPRESSIONS.get(combine, combine)(_operand(a), _operand(b))
     if not all(isinstance(each, Size) or hasattr(each, "__index__") for each in (a, b)):
         return expr
-    return size_of(_upward(_analyzer(expr).simplify(expr)))
+    with _analyzer(expr) as analyzer:
+        return size_of(_upward(analyzer.simplify(expr)))
 
 
 def _upward(expr: Any) -> Any:
@@ -270,15 +290,23 @@ def _substituted(expr: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)), order="pre")
 
 
-def _analyzer(expr: Any) -> Any:
-    """One that knows the ranges of the free dimensions in ``expr``."""
-    analyzer, free = tvm.sym.Analyzer(), in_scope()
-    for var in _variables(expr):
+@contextlib.contextmanager
+def _analyzer(expr: Any) -> Iterator[Any]:
+    """One that knows the ranges of the free dimensions in ``expr``, and what they come to together."""
+    analyzer, free, (names, total) = tvm.sym.Analyzer(), in_scope(), _together.get()
+    variables = _variables(expr)
+    for var in variables:
         known = free.get(str(var.name))
         if known is not None:
             low, high = (tirx.const(bound, str(var.ty)) for bound in (known.range.low, known.range.high + 1))
             analyzer.bind(var, tvm.ir.Range(low, high))
-    return analyzer
+    together = [var for var in variables if str(var.name) in names]
+    if len(together) < 2:
+        yield analyzer
+        return
+    sizes, rest = sum(together[1:], together[0]), functools.reduce(operator.sub, together, total)
+    with analyzer.constraint_scope(tirx.all(sizes <= total, rest >= 0)):  # it knows but what is written the same way
+        yield analyzer
 
 
 def _proves(condition: Any) -> bool:
@@ -286,7 +314,8 @@ def _proves(condition: Any) -> bool:
         return condition
     if hasattr(condition, "asobject"):  # what `==` makes
         condition = condition.asobject()
-    return bool(_analyzer(condition).can_prove(condition))
+    with _analyzer(condition) as analyzer:
+        return bool(analyzer.can_prove(condition))
 
 
 def _decided(condition: Any, opposite: Any) -> bool:

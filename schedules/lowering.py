@@ -39,7 +39,7 @@ from schedules.free import SIZES, variables
 from schedules.loop_partition import hide_conditions
 from schedules.nontemporal import lower_nontemporal_stores
 from schedules.packed_stores import with_packed_stores
-from schedules.pieces import expanded
+from schedules.pieces import FITS, expanded
 from schedules.prefetch import insert_prefetches
 from schedules.present import fuse_present_stores
 from schedules.range_conditions import sizes_of, without_dead_extrema, without_true_conditions
@@ -49,9 +49,6 @@ __all__ = ["FITS", "PIPELINE"]
 
 #: the name of the pipeline of CPU functions, for ``tir_pipeline``
 PIPELINE = "mlc"
-
-#: the attribute of a function whose arguments are known to be what it was compiled for: it does not check them
-FITS = "mlc.fits"
 
 #: bytes of a local buffer that may lie on the stack: twice the largest vector register file
 _MAX_STACK = 4096

@@ -20,10 +20,13 @@ from schedules.free import SIZES, specialised, variables
 from schedules.merged import MERGED
 from schedules.trimmed import trimmed
 
-__all__ = ["PIECES", "Box", "Piece", "boxed", "expanded", "pieces_of", "with_pieces"]
+__all__ = ["FITS", "PIECES", "Box", "Piece", "boxed", "expanded", "pieces_of", "with_pieces"]
 
 #: the attribute of a scheduled function: ``[box, function]`` of each piece, in the order in which calls try them
 PIECES = "mlc.pieces"
+
+#: the attribute of a function whose arguments are known to be what it was compiled for: it does not check them
+FITS = "mlc.fits"
 
 #: the lowest and the highest size of each free variable, in the order of :func:`schedules.free.variables`
 Box = tuple[tuple[int, int], ...]
@@ -67,7 +70,10 @@ def pieces_of(func: tirx.PrimFunc) -> list[Piece]:
 
 
 def expanded(mod: tvm.IRModule) -> tvm.IRModule:
-    """Every function with pieces as one that calls the piece for the sizes at hand, or the function itself."""
+    """Every function with pieces as one that calls the piece for the sizes at hand, or the function itself.
+
+    That one has checked its arguments, and hands bfloat16 on as TVM stores it, as uint16, which a check would refuse.
+    """
     made: dict[Any, tirx.PrimFunc] = {}
     for var, func in mod.functions_items():
         if not (isinstance(func, tirx.PrimFunc) and pieces_of(func)):
@@ -81,7 +87,8 @@ def expanded(mod: tvm.IRModule) -> tvm.IRModule:
             general = _general(func, [piece.box for piece in pieces])
         names = [f"{symbol}__{number}" for number in range(len(pieces) + 1)]
         for name, piece in zip(names, [*(piece.func for piece in pieces), general], strict=True):
-            made[tvm.ir.GlobalVar(name)] = _like(piece, func).without_attr(MERGED).with_attr("global_symbol", name)
+            made[tvm.ir.GlobalVar(name)] = _like(piece, func).without_attr(MERGED).with_attrs(
+                {"global_symbol": name, FITS: True})
         made[var] = _dispatch(func.without_attr(PIECES), names, [piece.box for piece in pieces])
     return tvm.IRModule(made, attrs=mod.attrs)
 

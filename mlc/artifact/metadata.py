@@ -118,6 +118,8 @@ def check_model(metadata: Mapping[str, Any]) -> None:
     """Check the metadata of a compiled model, except for its weights."""
     _MODEL(metadata, "")
     _list_of(_text)(metadata.get("states", []), "states")
+    _list_of(_whole(0, _MOST_PLACES))(metadata.get("stop", []), "stop")
+    _whole(0, _MOST_PLACES)(metadata.get("turn", 0), "turn")
     starts = metadata.get("alignment", ALIGNMENT)
     _must(type(starts) is int and starts in (_LEAST_ALIGNMENT, ALIGNMENT), "alignment",
           f"{_LEAST_ALIGNMENT} or {ALIGNMENT}", starts)

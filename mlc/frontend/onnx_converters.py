@@ -14,6 +14,7 @@ import numpy as np
 
 from mlc.frontend import onnx_elementwise as elementwise
 from mlc.frontend.onnx_einsum import as_product
+from mlc.frontend.onnx_gather_nd import scatter_nd
 from mlc.frontend.onnx_grouped import GROUPED, GROUPED_BITS, grouped_mat_mul, grouped_mat_mul_nbits
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
@@ -428,6 +429,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Resize": resize,
     "RoiAlign": roi_align,
     "ReverseSequence": _reverse_sequence,
+    "ScatterND": scatter_nd,
     "Sinh": functools.partial(elementwise.hyperbolic, sign=-1),
     "STFT": stft,
     "Selu": functools.partial(elementwise.elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),

@@ -17,15 +17,15 @@ _INT64 = 7  # onnx.TensorProto.INT64
 # Normalisation
 
 
-def _normalised(nodes: Nodes, x: str, scale: str, axis: int = -1) -> str:
+def _normalised(nodes: Nodes, x: str, scale: str, axis: int = -1, epsilon: float | None = None) -> str:
     """``x / sqrt(mean(x ** 2) + epsilon) * scale``, the mean over all axes from ``axis`` on."""
-    epsilon = nodes.constant(float(nodes.attributes().get("epsilon", 1e-5)), x)
+    added = nodes.constant(float(nodes.attributes().get("epsilon", 1e-5)) if epsilon is None else epsilon, scale)
     axes = [-1]  # sizes may be free there: the rank of none is known
     if axis != -1:
         rank = len(nodes.known_shape(nodes.node.input[0], "input"))
         axes = list(range(axis % rank, rank))
     mean = nodes.reduced("ReduceMean", str(nodes("Mul", x, x)), axes)
-    return str(nodes("Mul", nodes("Div", x, nodes("Sqrt", nodes("Add", mean, epsilon))), scale))
+    return str(nodes("Mul", nodes("Div", x, nodes("Sqrt", nodes("Add", mean, added))), scale))
 
 
 def _simplified_layer_norm(nodes: Nodes) -> str:
@@ -88,48 +88,49 @@ def _rotary_embedding(nodes: Nodes) -> str:
     attributes = nodes.attributes()
     if attributes.get("scale", 1.0) != 1.0 or attributes.get("is_packed_batching", 0):
         raise nodes.refused("scale must be 1 and is_packed_batching 0; export the model again")
-    shape, angles = nodes.known_shape(x, "input"), nodes.known_shape(cos, "cos_cache")[1]
-    if nodes.known_shape(places, "position_ids") == (1,):
-        length = shape[1] if len(shape) == 3 else shape[2]
-        steps = nodes("Add", places, nodes.constant(list(range(length))))
-        places = nodes("Reshape", steps, nodes.constant([1, length]))
+    rank, angles = nodes.rank_of(x, "input"), nodes.known_shape(cos, "cos_cache")[1]
+    if nodes.rank_of(places, "position_ids") == 1:
+        steps = nodes("Add", places, _counted(nodes, x, rank - 2))
+        places = nodes("Unsqueeze", steps, nodes.constant([0]))
     # (batch, length, angles), with an axis for the heads
-    axis = nodes.constant([2 if len(shape) == 3 else 1])
+    axis = nodes.constant([2 if rank == 3 else 1])
     tables = [str(nodes("Unsqueeze", nodes("Gather", table, places), axis)) for table in (cos, sin)]
     interleaved = bool(attributes.get("interleaved", 0))
-    if len(shape) == 4:
-        return _turned(nodes, x, tables, angles, shape[3], interleaved)
+    if rank == 4:
+        return _turned(nodes, x, tables, angles, nodes.fixed_size(x, 3, "input"), interleaved)
     heads = int(attributes.get("num_heads", 0))
-    size = shape[2] // heads if heads else 2 * angles
+    size = nodes.fixed_size(x, 2, "input") // heads if heads else 2 * angles
     split = str(nodes("Reshape", x, nodes.constant([0, 0, -1, size])))
     turned = _turned(nodes, split, tables, angles, size, interleaved)
-    return str(nodes("Reshape", turned, nodes.constant([0, 0, shape[2]])))
+    return str(nodes("Reshape", turned, nodes.constant([0, 0, -1])))
+
+
+def _counted(nodes: Nodes, x: str, axis: int) -> str:
+    """The numbers from 0 along an axis."""
+    return str(nodes("Reshape", nodes.counted(x, axis, axis + 1), nodes.constant([-1])))
 
 
 # Attention
 
 
-_OFF = {"smooth_softmax": 0, "qk_output": 0, "k_quant_type": "NONE", "v_quant_type": "NONE"}
+_OFF = {"qk_output": 0, "k_quant_type": "NONE", "v_quant_type": "NONE", "kv_cache_bit_width": 0}
+_SINK, _SCALES, _GAINS, _INPUTS = 11, slice(12, 14), slice(14, 16), 17
 
 
 def _group_query_attention(nodes: Nodes) -> list[str]:
     """``query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache,
-    position_ids, attention_bias``: causal attention in which ``num_heads / kv_num_heads`` heads of queries share a head
-    of keys and values.
+    position_ids, attention_bias, head_sink, k_scale, v_scale, q_norm_weight, k_norm_weight``: causal attention in which
+    ``num_heads / kv_num_heads`` heads of queries share a head of keys and values.
 
     Without ``key`` and ``value``, ``query`` holds all three. The present keys are the past ones and the new ones
     behind them, (batch, kv_num_heads, past + length, size): every sequence fills its past. The results of one of which
     ``seqlens_k`` says otherwise are not numbers (NaN).
     The heads that share a key are rows of one product with it.
     """
-    query, key, value, past_key, past_value, lengths, total, cos, sin, places, added = nodes.inputs(11)
-    attributes = nodes.attributes()
-    for name, off in _OFF.items():
-        given = attributes.get(name, off)
-        if (given.decode() if isinstance(given, bytes) else given) != off:
-            raise nodes.refused(f"{name} must be {off}, got {given!r}; export the model without it")
-    if any(nodes.inputs(14)[11:]) or any(nodes.node.output[3:]):
-        raise nodes.refused("it must have neither sinks nor scales, and give no scores; export the model without them")
+    query, key, value, past_key, past_value, lengths, total, cos, sin, places, added = nodes.inputs(11)[:11]
+    attributes, like = nodes.attributes(), nodes.node.input[0]
+    _check_plain(nodes)
+    sink, gains = nodes.inputs(_INPUTS)[_SINK], nodes.inputs(_INPUTS)[_GAINS]
     heads, groups = (int(attributes[name]) for name in ("num_heads", "kv_num_heads"))
     width, tokens = nodes.fixed_size(query, 2, "query"), Tokens.of(nodes, query, key or query, past_key)
     size = width // heads if key else width // (heads + 2 * groups)
@@ -141,9 +142,11 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
     if tokens.known:
         _check_length(nodes, total, tokens.past, tokens.total)
 
-    def by_heads(x: str, count: int, turn: bool) -> str:
-        """(batch, heads, length, size), turned to the positions."""
+    def by_heads(x: str, count: int, turn: bool, gain: str = "") -> str:
+        """(batch, heads, length, size), normalised where there is a gain, turned to the positions."""
         split = str(nodes("Reshape", x, nodes.constant([0, 0, count, size])))
+        if gain:
+            split = _normalised(nodes, split, gain, epsilon=_epsilon(attributes, "q" if gain == gains[0] else "k"))
         if turn:
             angles = nodes.known_shape(cos, "cos_cache")[1]
             split = _turned(nodes, split, tables, angles, size, bool(attributes.get("rotary_interleaved", 0)))
@@ -153,33 +156,68 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
     if rotary:
         places = places or str(nodes("Unsqueeze", tokens.places(), nodes.constant([0])))
         tables = [str(nodes("Unsqueeze", nodes("Gather", table, places), nodes.constant([2]))) for table in (cos, sin)]
-    queries = nodes("Reshape", by_heads(query, heads, rotary), nodes.constant([0, groups, -1, size]))
-    present = [by_heads(key, groups, rotary), by_heads(value, groups, False)]
+    queries = nodes("Reshape", by_heads(query, heads, rotary, gains[0]), nodes.constant([0, groups, -1, size]))
+    present = [by_heads(key, groups, rotary, gains[1]), by_heads(value, groups, False)]
     if past_key and tokens.past != 0:
         present = [str(nodes("Concat", old, new, axis=2))
                    for old, new in zip((past_key, past_value), present, strict=True)]
     scale = float(attributes.get("scale", 0.0)) or size ** -0.5
     turned = nodes("Transpose", present[0], perm=[0, 1, 3, 2])
-    scores = nodes("MatMul", nodes("Mul", queries, nodes.constant(scale, query)), turned)
+    scores = nodes("MatMul", nodes("Mul", queries, nodes.constant(scale, like)), turned)
     cap = float(attributes.get("softcap", 0.0))
     if cap:
-        limit = nodes.constant(cap, query)
+        limit = nodes.constant(cap, like)
         scores = nodes("Mul", nodes("Tanh", nodes("Div", scores, limit)), limit)
     if added:
         whole = nodes("Expand", added, tokens.shape(nodes.size(query, 0), heads))
         scores = nodes("Add", scores, nodes("Reshape", whole, tokens.shape(nodes.size(query, 0), groups, -1)))
-    mask = _hidden(tokens, heads // groups, int(attributes.get("local_window_size", -1)), query)
+    mask = _hidden(tokens, heads // groups, int(attributes.get("local_window_size", -1)), like)
     if mask:
         scores = nodes("Add", scores, mask)
-    seen = nodes("MatMul", nodes("Softmax", scores, axis=3), present[1])
+    seen = nodes("MatMul", _weights(nodes, tokens, str(scores), sink, heads, groups), present[1])
     joined = nodes("Transpose", nodes("Reshape", seen, nodes.constant([0, heads, -1, size])), perm=[0, 2, 1, 3])
     result = nodes("Reshape", joined, nodes.constant([0, 0, heads * size]))
     if lengths:
         told = nodes("Add", nodes("Cast", nodes("Reshape", lengths, nodes.constant([-1, 1, 1])), to=_INT64),
                      nodes.constant(np.array(1)))
         full = nodes("Equal", told, tokens.end())
-        result = nodes("Add", result, nodes("Where", full, *(nodes.constant(x, query) for x in (0.0, np.nan))))
+        result = nodes("Add", result, nodes("Where", full, *(nodes.constant(x, like) for x in (0.0, np.nan))))
     return [str(result), *present]
+
+
+def _check_plain(nodes: Nodes) -> None:
+    """Raise for what :func:`_group_query_attention` does not compute."""
+    attributes, inputs = nodes.attributes(), nodes.inputs(_INPUTS)
+    for name, off in _OFF.items():
+        given = attributes.get(name, off)
+        if (given.decode() if isinstance(given, bytes) else given) != off:
+            raise nodes.refused(f"{name} must be {off}, got {given!r}; export the model without it")
+    if not attributes.get("causal", 1):
+        raise nodes.refused("causal must be 1, got 0; export the model with MultiHeadAttention")
+    if any(inputs[_SCALES]) or any(inputs[_INPUTS - 1:]) or any(nodes.node.output[3:]):
+        raise nodes.refused("it must have neither scales nor lengths of queries, and give no scores; export the model "
+                            "without them")
+
+
+def _epsilon(attributes: Mapping[str, object], side: str) -> float:
+    """Of the norm of each head's queries (``q``) or keys (``k``)."""
+    return float(str(attributes.get(f"{side}_norm_epsilon") or attributes.get("qk_norm_epsilon", 1e-6)))
+
+
+def _weights(nodes: Nodes, tokens: Tokens, scores: str, sink: str, heads: int, groups: int) -> str:
+    """The softmax of scores, (batch, groups, heads / groups * length, keys); with a ``sink``, one number for each head,
+    beside which the keys have the rest."""
+    if not sink and nodes.attributes().get("smooth_softmax", 0):
+        sink = nodes.constant(np.zeros(heads, nodes.dtype_of(nodes.node.input[0])))
+    if not sink:
+        return str(nodes("Softmax", scores, axis=3))
+    first, one = nodes.constant([0]), nodes.constant([1])
+    batch, length = (nodes("Unsqueeze", nodes.size(tokens.query, axis), first) for axis in (0, tokens.axis))
+    rows = nodes("Expand", nodes("Reshape", sink, nodes.constant([heads, 1, 1])),
+                 nodes("Concat", batch, nodes.constant([heads]), length, one, axis=0))
+    column = nodes("Reshape", rows, nodes.constant([0, groups, -1, 1]))
+    whole = nodes("Softmax", nodes("Concat", scores, column, axis=3), axis=3)
+    return str(nodes("Slice", whole, first, nodes.constant([-1]), nodes.constant([3])))
 
 
 def _split(nodes: Nodes, x: str, sizes: list[int]) -> list[str]:

@@ -1,16 +1,17 @@
-"""``GatherND`` of tensors with free sizes, whose indices may count from the end."""
+"""``GatherND`` of tensors with free sizes, whose indices may count from the end; ``ScatterND`` of rows in a row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import te, tirx
 
 from mlc.frontend.onnx_selection import PLACES
 from mlc.frontend.onnx_values import array_of
 
-__all__ = ["gather_nd"]
+__all__ = ["gather_nd", "scatter_nd"]
 
 
 def gather_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -25,6 +26,26 @@ def gather_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     if not _natural(bb, indices):
         indices = _from_start(bb, indices, list(data.ty.shape)[batch:])
     return relax.op.gather_nd(data, indices, batch)
+
+
+def scatter_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """The updates between the rows before and behind them, where they are rows that follow each other, as PyTorch
+    writes ``x[a:b] = updates``; None for all else."""
+    from tvm import relax
+
+    data, indices, updates = inputs[:3]
+    places = array_of(indices)
+    if places is None or places.ndim != 2 or places.shape[1] != 1 or not places.size:
+        return None
+    if attrs.get("reduction") not in (None, b"none", "none"):
+        return None
+    extent, first, last = data.ty.shape[0], int(places[0, 0]), int(places[-1, 0])
+    if not isinstance(extent, tirx.IntImm) or first < 0 or (places[:, 0] != np.arange(first, last + 1)).any():
+        return None
+    sides = [(0, first), (last + 1, int(extent.value))]
+    before, behind = ([bb.normalize(relax.op.strided_slice(data, [0], [begin], [end]))] if begin < end else []
+                      for begin, end in sides)
+    return relax.op.concat([*before, updates, *behind], axis=0)
 
 
 def _from_start(bb: Any, indices: Any, extents: Sequence[Any]) -> Any:

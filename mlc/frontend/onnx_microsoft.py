@@ -12,6 +12,7 @@ from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_dynamic_lstm import dynamic_quantize_lstm
 from mlc.frontend.onnx_expand import Expand, Nodes
 from mlc.frontend.onnx_gather_blocks import gather_block_quantized
+from mlc.frontend.onnx_heads import multi_head_attention
 from mlc.frontend.onnx_moe import mixture, quantised_mixture
 from mlc.frontend.onnx_products import PRODUCTS, integer_to_float, scale_of_product
 
@@ -360,6 +361,7 @@ MICROSOFT: Mapping[str, Expand] = {
     "GatherBlockQuantized": gather_block_quantized,
     "Gelu": _gelu,
     "MoE": mixture,
+    "MultiHeadAttention": multi_head_attention,
     "QAttention": _q_attention,
     "QEmbedLayerNormalization": _q_embed_layer_norm,
     "QLinearAdd": functools.partial(_binary, operator="Add"),

@@ -25,6 +25,7 @@ PAST, LENGTH = "past", "length"
 _PASTS = {
     "Attention": {4: 1, 5: 2},
     "GroupQueryAttention": {3: 1, 4: 2},
+    "MultiHeadAttention": {6: 1, 7: 2},
 }
 
 
@@ -44,7 +45,7 @@ def role_of(name: str) -> str:
         return "mask"
     if "position" in name:
         return "positions"
-    return "tokens" if "ids" in name or "token" in name else ""
+    return "tokens" if ("ids" in name or "token" in name) and "type" not in name else ""
 
 
 def decoder(model: onnx.ModelProto, batch: int, capacity: int, name: str) -> Decoder:
@@ -52,8 +53,8 @@ def decoder(model: onnx.ModelProto, batch: int, capacity: int, name: str) -> Dec
 
     Raises :class:`ModelError` for a model without a past, or with inputs of which nothing is known here.
     """
-    states = _states(model.graph)
-    if not states:
+    joints = _joints(model.graph)
+    if not joints:
         raise ModelError(f"{name} must take the keys and values of former tokens and give those and the new ones, but "
                          "has no such input; export it with past keys and values (use_cache=True)")
     copied = type(model)()
@@ -65,17 +66,19 @@ def decoder(model: onnx.ModelProto, batch: int, capacity: int, name: str) -> Dec
         if value.name in weights:
             continue
         dims = value.type.tensor_type.shape.dim
-        if value.name in states:
-            sizes: list[int | str] = [batch, dims[1].dim_value, PAST, dims[3].dim_value]
-            shapes[value.name] = (batch, dims[1].dim_value, Range(0, capacity), dims[3].dim_value)
-            if len(dims) != 4 or not all(dims[axis].dim_value for axis in (1, 3)):
+        if value.name in joints:
+            heads, width = _heads(copied.graph, value, joints[value.name][1])
+            sizes: list[int | str] = [batch, heads, PAST, width]
+            shapes[value.name] = (batch, heads, Range(0, capacity), width)
+            if not heads or not width:
                 raise ModelError(f"{value.name} of {name} must be (batch, heads, past, size) with numbers of heads and "
                                  "their size; export the model with those fixed")
         else:
             role = role_of(value.name)
             if not role or len(dims) != 2:
                 raise ModelError(f"every input of {name} must be token ids, a mask, positions or a past, got "
-                                 f"{value.name} of {len(dims)} axes; export the model without it")
+                                 f"{value.name} of {len(dims)} axes; export the model without it, or compile it with "
+                                 "mlc.compile and hand its state on from call to call")
             sizes = [batch, f"{PAST} + {LENGTH}" if role == "mask" else LENGTH]
             shapes[value.name] = (batch, Range(1, 2 * capacity) if role == "mask" else tokens)
         for dim, size in zip(dims, sizes, strict=True):
@@ -84,24 +87,45 @@ def decoder(model: onnx.ModelProto, batch: int, capacity: int, name: str) -> Dec
                 dim.dim_value = size
             else:
                 dim.dim_param = size
-    return Decoder(copied, states, shapes)
+    return Decoder(copied, {past: position for past, (position, _) in joints.items()}, shapes)
 
 
-def _states(graph: onnx.GraphProto) -> dict[str, int]:
-    """Each past among the inputs, and which output is its present."""
+def _joints(graph: onnx.GraphProto) -> dict[str, tuple[int, onnx.NodeProto]]:
+    """Each past among the inputs, which output is its present, and the node that joins it and the new rows."""
     made = {output: node for node in graph.node for output in node.output}
     inputs = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, onnx.NodeProto]] = {}
     for position, value in enumerate(graph.output):
         name = value.name
         while _hands_on(node := made.get(name)):
             name = node.input[0]
-        past = _past_of(node, name) if node is not None else ""
+        joint, past = node, _past_of(node, name) if node is not None else ""
         while _hands_on(node := made.get(past)):
             past = node.input[0]
-        if past in inputs and past not in found:
-            found[past] = position
+        if joint is not None and past in inputs and past not in found:
+            found[past] = position, joint
     return found
+
+
+def _heads(graph: onnx.GraphProto, past: onnx.ValueInfoProto, joint: onnx.NodeProto) -> tuple[int, int]:
+    """How many heads a past has, and their size; 0 for what is not a number.
+
+    onnxruntime's builder leaves the size a name; it is that of what is put behind the past.
+    """
+    heads, size = (past.type.tensor_type.shape.dim[axis].dim_value if len(past.type.tensor_type.shape.dim) == 4 else 0
+                   for axis in (1, 3))
+    if heads and not size:
+        widths = {value.name: value.type.tensor_type.shape.dim[-1].dim_value
+                  for value in graph.value_info if value.type.tensor_type.shape.dim}
+        given = {a.name: a.i for a in joint.attribute}
+        if joint.op_type == "Concat":
+            size = widths.get(joint.input[1], 0)
+        elif joint.input[1]:
+            place = 2 if joint.op_type == "MultiHeadAttention" and joint.input[7] == past.name else 1
+            size = widths.get(joint.input[place], 0) // heads
+        elif joint.op_type == "GroupQueryAttention":
+            size = widths.get(joint.input[0], 0) // (given["num_heads"] + 2 * heads)
+    return heads, size
 
 
 def _hands_on(node: onnx.NodeProto | None) -> TypeGuard[onnx.NodeProto]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlc.frontend.onnx_sizes import Sizes
-from mlc.sizes import Size, UndecidedSizeError, bounds_of, depends_on, evaluated, in_scope, size_of
+from mlc.sizes import Size, UndecidedSizeError, bounds_of, depends_on, evaluated, in_scope, may_come, size_of
 
 __all__ = ["SizeTooSmallError", "SizesMustAgreeError", "check", "check_result"]
 
@@ -108,6 +108,8 @@ def _where_different(one: Any, other: Any) -> str:
         tried.append(sorted({low, min(low + 1, high), free.usual, high}))
     for sizes in itertools.product(*tried):
         given = dict(zip(names, sizes, strict=True))
+        if not may_come(given):
+            continue
         a, b = (expr if isinstance(expr, int) else evaluated(expr, given) for expr in exprs)
         if a != b:
             return ", ".join(f"{name}={size}" for name, size in given.items())

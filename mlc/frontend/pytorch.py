@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-__all__ = ["export_module", "exported_ranges", "import_torch", "input_shapes", "is_symbolic", "quiet", "to_onnx"]
+__all__ = ["export_module", "exported_ranges", "first_line", "import_torch", "input_shapes", "is_symbolic", "quiet",
+           "to_onnx"]
 
 
 def import_torch(
@@ -102,7 +103,7 @@ def export_module(
             return torch.export.export(module, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise ModelError(
-            f"torch.export must be able to trace {name}, but: {_first_line(error)}; see its documentation for what a "
+            f"torch.export must be able to trace {name}, but: {first_line(error)}; see its documentation for what a "
             "module may do"
         ) from error
     finally:
@@ -189,8 +190,11 @@ def _bound(value: Any, unknown: int) -> int:
     return min(int(value), _ANY) if getattr(value, "is_Integer", isinstance(value, int)) else unknown
 
 
-def to_onnx(program: Any, name: str) -> onnx.ModelProto:
-    """An exported program as ONNX; :class:`ModelError` where PyTorch has no translation."""
+def to_onnx(
+    program: Any, name: str, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+) -> onnx.ModelProto:
+    """An exported program as ONNX, its ``inputs`` and ``outputs`` named so; :class:`ModelError` where PyTorch has no
+    translation."""
     import torch
 
     from mlc.frontend.torch_complex import in_reals
@@ -200,10 +204,11 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     try:
         with quiet():
             program = with_exact_numbers(composed(in_reals(program, name), name), name)
-            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=_translations())
+            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=_translations(),
+                                     input_names=inputs, output_names=outputs)
             return _of_one_type(made.model_proto)
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(_cause(error))}") from error
+        raise ModelError(f"torch.onnx must be able to export {name}, but: {first_line(_cause(error))}") from error
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -264,13 +269,13 @@ def _direct(program: Any, name: str) -> tvm.IRModule:
         try:
             program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})
         except Exception as error:  # a shape that data decides, say
-            raise ModelError(f"PyTorch must be able to take {name} apart, but: {_first_line(error)}; replace what it "
+            raise ModelError(f"PyTorch must be able to take {name} apart, but: {first_line(error)}; replace what it "
                              "names in the model") from error
         _check_operators(program)
         try:
             mod = from_exported_program(program, unwrap_unit_return_tuple=True, run_ep_decomposition=False)
         except Exception as error:
-            raise ModelError(f"{name} must be importable, but TVM failed: {_first_line(error)}") from error
+            raise ModelError(f"{name} must be importable, but TVM failed: {first_line(error)}") from error
     return fold_shapes(mod)
 
 
@@ -299,6 +304,6 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__

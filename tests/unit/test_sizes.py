@@ -10,7 +10,7 @@ import pytest
 from tvm import tirx
 
 from mlc.shapes import Free, Range
-from mlc.sizes import Size, UndecidedSizeError, bounds_of, evaluated, scope, size_of, usual_size
+from mlc.sizes import Size, UndecidedSizeError, at_most, bounds_of, evaluated, may_come, scope, size_of, usual_size
 
 FREE = {"n": Free("n", Range(1, 8), 4), "m": Free("m", Range(16, 64), 32)}
 
@@ -69,3 +69,17 @@ def test_estimates_see_the_usual_sizes(sizes):
 def test_an_expression_with_another_variable_stays_one_of_tvm(sizes):
     i = tirx.Var("i", "int64")
     assert not isinstance(sizes[0] * i, Size) and not isinstance(i * sizes[0], Size)
+
+
+def test_what_sizes_come_to_together_decides_more():
+    """``past`` tokens and ``length`` new ones of at most 64."""
+    free = {"past": Free("past", Range(0, 64), 30), "length": Free("length", Range(1, 64), 8)}
+    with scope(free):
+        past, length = (size_of(tirx.Var(name, "int64")) for name in free)
+        with pytest.raises(UndecidedSizeError):
+            _ = past + length <= 64
+        with at_most(64, "past", "length"):
+            assert past + length <= 64 and length + past <= 64 and not past + length > 64
+            assert bounds_of((past + length).expr) == (1, 64) and bounds_of((64 - past - length).expr) == (0, 63)
+            assert may_come({"past": 60, "length": 4}) and not may_come({"past": 60, "length": 5})
+        assert may_come({"past": 60, "length": 5}) and bounds_of((past + length).expr) == (1, 128)

@@ -58,11 +58,11 @@ def keep_states(mod: tvm.IRModule, states: Mapping[str, int], names: Sequence[st
             raise ModelError(f"what follows from {name} must be its rows and new ones behind them, along the third of "
                              "four axes, but is computed otherwise; export the model with a cache that grows")
         batch, heads, _, size = shape_of(past)
-        if dtype_of(past) != "float32" or batch * heads * size * 4 % _ALIGNMENT:
-            raise ModelError(f"{name} must have float32 rows of a multiple of {_ALIGNMENT} bytes, got {dtype_of(past)} "
-                             f"of {batch} x {heads} x {size}; export the model in float32 with another batch")
+        if batch * heads * size * tvm.DataType(dtype_of(past)).itemsize % _ALIGNMENT:
+            raise ModelError(f"{name} must have rows of a multiple of {_ALIGNMENT} bytes, got {dtype_of(past)} of "
+                             f"{batch} x {heads} x {size}; compile the model for another batch")
         rows = past.ty.shape.values[2] + _rows_added(bound[_source(results[out], bound)])
-        kept[name] = relax.Var(past.name, relax.TensorType([rows, batch, heads, size], "float32"))
+        kept[name] = relax.Var(past.name, relax.TensorType([rows, batch, heads, size], dtype_of(past)))
         params[names.index(name)] = kept[name]
     some = next(iter(param.values()))
     params.append(relax.Var(PAST, relax.TensorType([some.ty.shape.values[2]], "uint8")))

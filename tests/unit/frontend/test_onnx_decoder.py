@@ -108,9 +108,44 @@ def test_attention_with_a_bias() -> None:
                            num_heads=4, kv_num_heads=2)
 
 
+@pytest.mark.parametrize(("past", "length", "window"), [(0, 5, -1), (7, 1, 3)])
+@pytest.mark.parametrize("sinks", [True, False], ids=["sinks", "smooth"])
+def test_attention_beside_sinks(past: int, length: int, window: int, sinks: bool) -> None:
+    feeds = {"q": _numbers(2, length, 128)}
+    if past:
+        feeds |= {"ok": _numbers(2, 2, past, 16), "ov": _numbers(2, 2, past, 16)}
+    constants = {"seq": np.full(2, past + length - 1, "int32"), "total": np.array(past + length, "int32")}
+    constants |= {"sinks": _numbers(4) + 1} if sinks else {}
+    inputs = f"q - - {'ok ov' if past else '- -'} seq total - - - - {'sinks' if sinks else ''}"
+    _assert_as_onnxruntime("GroupQueryAttention", inputs, feeds, constants, _OUTPUTS, num_heads=4, kv_num_heads=2,
+                           local_window_size=window, **({} if sinks else {"smooth_softmax": 1}))
+
+
+@pytest.mark.parametrize("epsilons", [{}, {"qk_norm_epsilon": 0.5}, {"q_norm_epsilon": 0.5, "k_norm_epsilon": 0.1}])
+def test_attention_of_normalised_heads(epsilons: dict[str, float]) -> None:
+    """onnxruntime has no such kernel for CPUs; it is given what is normalised already."""
+    feeds = {"q": _numbers(2, 5, 64), "k": _numbers(2, 5, 32), "v": _numbers(2, 5, 32)}
+    constants = {"seq": np.full(2, 4, "int32"), "total": np.array(5, "int32"), **_caches(8, 8)}
+    gains = {"qn": _numbers(16), "kn": _numbers(16)}
+    mine, theirs = (model_of([helper.make_node(
+        "GroupQueryAttention", ["q", "k", "v", "", "", "seq", "total", "cos", "sin", *more], list(_OUTPUTS),
+        domain=MICROSOFT, num_heads=4, kv_num_heads=2, do_rotary=1, **attributes)], feeds, weights, _OUTPUTS, 17)
+        for more, attributes, weights in ((["", "", "", "", "", "qn", "kn"], epsilons, constants | gains),
+                                          ([], {}, constants)))
+    given = dict(feeds)
+    for name in "qk":
+        heads = feeds[name].astype("float64").reshape(2, 5, -1, 16)
+        epsilon = epsilons.get(f"{name}_norm_epsilon", epsilons.get("qk_norm_epsilon", 1e-6))
+        normal = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + epsilon) * gains[f"{name}n"]
+        given[name] = normal.astype("float32").reshape(feeds[name].shape)
+    for ours, wanted in zip(imported_numbers(mine, feeds), onnxruntime_numbers(theirs, given), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(("total", "attributes", "words"), [
     (9, {}, "its keys must be the 0 past ones and the new ones, 5 together, got 9"),
-    (5, {"smooth_softmax": 1}, "smooth_softmax must be 0, got 1; export the model without it"),
+    (5, {"qk_output": 1}, "qk_output must be 0, got 1; export the model without it"),
+    (5, {"causal": 0}, "causal must be 1, got 0"),
     (5, {"num_heads": 3}, "must be those of 3 heads in 2 groups"),
 ])
 def test_what_is_refused(total: int, attributes: dict[str, int], words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -103,6 +104,22 @@ def test_without_an_end_the_default_range_ends() -> None:
     program = export(Image().eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes={"image": {0: Dim.DYNAMIC}})
     (batch, *_) = load_model(program).inputs[0].shape
     assert isinstance(batch, Free) and batch.range == mlc.shapes.DEFAULT_RANGE
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_16_bits(dtype: torch.dtype) -> None:
+    """Of which a kernel is chosen by the number of rows."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 48).to(dtype)
+    program = export(layer, (torch.randn(8, 64).to(dtype),), dynamic_shapes=({0: Dim("rows", min=1, max=200)},))
+    exe = mlc.compile(program, log=False)
+    for rows in (1, 3, 8, 150):
+        x = torch.randn(rows, 64).to(dtype)
+        wanted = layer.double()(x.double()).detach().numpy()
+        layer.to(dtype)
+        given = x.numpy() if dtype == torch.float16 else x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        np.testing.assert_allclose(exe(given)[0].astype("float64"), wanted, rtol=1e-2, atol=1e-2)
 
 
 def test_a_range_may_be_narrowed_but_not_widened() -> None:

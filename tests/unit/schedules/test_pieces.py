@@ -75,7 +75,6 @@ def _rows(factor: float, low: int, high: int) -> tirx.PrimFunc:
 
 @pytest.mark.parametrize(("boxes", "least"), [
     ([((1, 1),), ((2, 11),)], 12), ([((1, 11),), ((1, 1),)], 12), ([((3, 11),)], 1), ([((1, 1),), ((5, 7),)], 2),
-    ([((1, 40),)], 1),
 ])
 def test_what_no_piece_holds_is_all_that_the_rest_is_lowered_for(boxes: list[Box], least: int) -> None:
     """A register tile of a function that is never called with fewer rows need not test them."""
@@ -88,3 +87,13 @@ def test_what_no_piece_holds_is_all_that_the_rest_is_lowered_for(boxes: list[Box
     for n in (1, 2, 4, 6, 11, 12, 40):
         inside = next((i for i, ((low, high),) in enumerate(boxes, 1) if low <= n <= high), 9)
         np.testing.assert_array_equal(_run(func, n, 4), np.float32(inside))
+
+
+def test_a_piece_for_all_sizes_serves_what_no_other_holds() -> None:
+    boxes: list[Box] = [((1, 3),), ((1, 40),)]
+    pieces = [Piece(box, boxed(_rows(float(i), 1, 40), box, [2])) for i, box in enumerate(boxes, 1)]
+    func = with_pieces(_rows(9.0, 1, 40), pieces)
+    mod = expanded(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    assert sorted(var.name_hint for var in mod.functions) == ["main", "main__0", "main__1"]
+    for n, wanted in ((1, 1), (3, 1), (4, 2), (40, 2)):
+        np.testing.assert_array_equal(_run(func, n, 4), np.float32(wanted))
