@@ -173,6 +173,8 @@ def _sums(rng: random.Random) -> Drawn:
     return case, Reduce(), dtype, ("LDG",)
 
 
+_MULTICAST = "UTMALDG.{}D.MULTICAST"
+
 SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
     "cuda.mma": (_product, ("sm_80", "sm_90a")),
     "cuda.wgmma": (_warpgroup_product, ("sm_90a",)),
@@ -189,7 +191,7 @@ def promised_by(decisions: Decisions) -> tuple[str, ...]:
     """Opcodes of which each must be in the code for what was decided."""
     stores = ("STSM", "UTMASTG") if decisions.get("boxed") else ()
     turns = ("BAR.ARV",) if decisions.get("turns") else ()
-    return (*stores, *turns, *(("UTMALDG.2D.MULTICAST",) if decisions.get("cluster", 1) > 1 else ()))
+    return (*stores, *turns, *((_MULTICAST,) if decisions.get("cluster", 1) > 1 else ()))
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,10 @@ def _faults(found: Sequence[Kernel], arch: str, promised: Sequence[str]) -> Iter
             yield f"{kernel.name}: its products are serialised"
         if not kernel.blocks or kernel.shared_bytes > gpu.shared_bytes:
             yield f"{kernel.name}: no block fits a multiprocessor ({kernel.shared_bytes} bytes of shared memory)"
-    missing = [opcode for opcode in promised if not any(kernel.count(opcode) for kernel in found)]
+    # a box that all blocks of a cluster share has as many dimensions as its operand
+    opcodes = {opcode: [opcode.format(dimensions) for dimensions in "234"] for opcode in promised}
+    missing = [opcode for opcode, forms in opcodes.items()
+               if not any(kernel.count(form) for kernel in found for form in forms)]
     if missing:
         yield f"without {', '.join(missing)}"
 
