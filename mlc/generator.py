@@ -75,7 +75,8 @@ class Generator:
         if compiled is None and (turn := _turn(model)) is not None:
             self.executable.metadata["turn"] = turn
         self._turn = int(self.executable.metadata.get("turn", self.capacity))
-        self._rows = {spec.name: self._buffer(spec) for spec in self._states}
+        self._rows = {spec.name: self.executable.state_memory((self.capacity, *spec.sized()[1:]), spec.dtype)
+                      for spec in self._states}
         self._past = np.zeros(self.capacity, np.uint8)
         self._mask = np.ones((self.batch, self.capacity), np.int64)
         self._first = np.zeros(self.batch, np.int64)  # of each sequence, the row of its first token
@@ -107,13 +108,6 @@ class Generator:
             raise ModelError(f"the logits of {exe.metadata['name']} must be (batch, tokens, vocabulary), got "
                              f"{exe.outputs[self._logits]}; export the model with its logits first")
         self.vocabulary = int(shape[2])
-
-    def _buffer(self, spec: Any) -> np.ndarray:
-        from mlc.artifact.runtime import array_of, empty_tensor
-
-        rows = array_of(empty_tensor((self.capacity, *spec.shape[1:]), spec.dtype))
-        rows[...] = 0  # what has never been written is never read; zeros all the same: pages are touched here
-        return rows
 
     def __call__(
         self, prompt_ids: Any, max_new_tokens: int | None = None, sampler: Sample | None = None, *,
@@ -216,7 +210,7 @@ class Generator:
         places = np.maximum(np.arange(begin, end) - self._first[:, None], 0)
         made = {"tokens": ids, "mask": self._mask[:, :end], "positions": places, "past": self._past[:begin]}
         given = {name: np.ascontiguousarray(made[role], self._types[name]) for name, role in self._roles.items()}
-        given |= {name: rows[:end] for name, rows in self._rows.items()}
+        given |= {name: _first(rows, end) for name, rows in self._rows.items()}
         result = self.executable(**given)
         self.length = end
         logits: np.ndarray = result[self._logits][:, -new:]
@@ -266,6 +260,15 @@ class Generator:
             raise InputError(f"a sampler must return a token id from 0 to {self.vocabulary - 1} for each of "
                              f"{self.batch} sequences, got {chosen.tolist()}")
         return chosen.astype(np.int64)
+
+
+def _first(rows: Any, count: int) -> Any:
+    """The first rows of a state, in place."""
+    if isinstance(rows, np.ndarray):
+        return rows[:count]
+    from mlc.artifact.runtime import view
+
+    return view(rows, (count, *rows.shape[1:]), str(rows.dtype))
 
 
 def _likeliest(logits: np.ndarray) -> np.ndarray:

@@ -35,6 +35,13 @@ class Device(Protocol):
     def to_device(self, index: int, tensor: Any) -> Any:
         """Input ``index`` as a tensor that the code can read."""
 
+    def state(self, spec: TensorSpec, tensor: Any) -> Any:
+        """Memory of the caller that the code appends to, as it is given; raises :class:`mlc.errors.InputError` for
+        memory of another device."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Memory for a state: an array, or a tensor on the GPU."""
+
     def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """The weights in the device's memory; copied only once."""
 
@@ -69,6 +76,14 @@ class CpuDevice:
 
     def to_device(self, index: int, tensor: Any) -> Any:
         return tensor
+
+    def state(self, spec: TensorSpec, tensor: Any) -> Any:
+        return tensor
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        made = array_of(empty_tensor(shape, dtype))
+        made[...] = 0  # what has never been written is never read; zeros all the same: pages are touched here
+        return made
 
     def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
         return tensors
@@ -153,6 +168,18 @@ class CudaDevice:
             tensor = locked
         self._start(tensor, buffer)
         return buffer
+
+    def state(self, spec: TensorSpec, tensor: Any) -> Any:
+        if not is_on_gpu(tensor):  # what is appended to a copy would be lost
+            raise InputError(f"state {spec.name} must be memory of the GPU, which the code appends to, got memory of "
+                             "this machine; mlc.Generator keeps states there")
+        return tensor
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        made = _allocated(shape, dtype, self._device)
+        self._copy(runtime.tensor_of(np.zeros(shape, array_type(dtype))), made)
+        self._device.sync()
+        return made
 
     def _read_here(self) -> None:
         """Wait until this machine may read the caller's memory and write to its own that is page-locked."""

@@ -128,7 +128,7 @@ class Executable:
             if self._free:
                 check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
             check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
-            tensors = [device.to_device(index, tensor) for index, tensor in enumerate(tensors)]
+            tensors = self._given(tensors, device)
             if self._into is None:
                 self._into = self._entry_into(main, device)
             threads.call(self._threads, self._run_into, self._into, tensors, outs, device)
@@ -261,7 +261,21 @@ class Executable:
         tensors = [slot.tensor(value, device.stream) for slot, value in zip(self._slots, values, strict=True)]
         if self._free:
             check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
-        return [device.to_device(index, tensor) for index, tensor in enumerate(tensors)]
+        return self._given(tensors, device)
+
+    def _given(self, tensors: Sequence[Any], device: Device) -> list[Any]:
+        """The caller's tensors as the code takes them: states in place, all else where the code can read it."""
+        return [device.state(spec, tensor) if spec.name in self.states else device.to_device(index, tensor)
+                for index, (spec, tensor) in enumerate(zip(self.inputs, tensors, strict=True))]
+
+    def state_memory(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Zeros for a state of this model, in memory that its code appends to: an array, or a tensor on the GPU.
+
+        Raises :class:`mlc.errors.ArtifactError` if this machine cannot run the code or has no memory for it.
+        """
+        with self._lock:
+            _, device = self._running or self._start()
+            return device.zeros(shape, dtype)
 
     def _run(self, main: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         try:

@@ -352,9 +352,36 @@ def free_sizes() -> dict[str, Any]:
     return facts
 
 
+def generator() -> dict[str, Any]:
+    """A decoder that generates: its state stays in the GPU's memory from call to call."""
+    import onnxruntime
+
+    import mlc
+
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    from tests.performance import decoders
+
+    sizes = decoders.Sizes(layers=2, width=64, inner=96, heads=4, groups=2, vocabulary=50, capacity=32)
+    model, ids = decoders.decoder(sizes, None), np.random.default_rng(3).integers(0, 50, (1, 14))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    nothing = {spec.name: np.zeros((1, 2, 0, 16), "float32") for spec in session.get_inputs() if "past" in spec.name}
+    wanted = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **nothing})[0]
+    mlc.Generator(model, capacity=32, target=TARGET, log=False).save(FOLDER / "generator.so")
+    made, errors = mlc.Generator(FOLDER / "generator.so"), []
+    for cuts in ((5, 1, 1, 4, 3), (14,), (1, 13)):
+        made.reset()
+        steps = np.split(ids, np.cumsum(cuts)[:-1], 1)
+        errors.append(error([np.concatenate([made.logits(step) for step in steps], 1)], [wanted]))
+    exe = made.executable
+    here = {spec.name: runtime.array_of(runtime.empty_tensor((4, *spec.shape[1:]), spec.dtype))
+            if spec.name in exe.states else np.ones([1, 4] if spec.name != exe.inputs[-1].name else [0], spec.dtype)
+            for spec in exe.inputs}
+    return {"errors": errors, "refused": refusal(lambda: exe(**here))}
+
+
 if __name__ == "__main__":
     facts: dict[str, Any] = {}
-    alone = {"transformer": transformer, "decoder": decoder, "free_sizes": free_sizes}
+    alone = {"transformer": transformer, "decoder": decoder, "free_sizes": free_sizes, "generator": generator}
     if sys.argv[2:]:
         facts = alone[sys.argv[2]]()
     else:

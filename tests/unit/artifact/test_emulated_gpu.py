@@ -160,3 +160,11 @@ def test_one_artifact_serves_all_sizes(tmp_path: Path) -> None:
     assert max(*texts["errors"], *tokens["errors"]) <= 1e-2, "of products of 16 bits, beside float32"
     assert {"cuda.attention", "cuda.mma"} <= {*texts["spaces"]} and "cuda.attention" in tokens["spaces"]
     assert texts["refused"].startswith("input input_ids must have a shape in [1..6,1..80], got [7, 1]")
+
+
+def test_a_generator_keeps_its_state_on_the_gpu(tmp_path: Path) -> None:
+    """Tokens by themselves, in groups, or all at once have the same logits; memory of this machine would be copied, and
+    what is appended to it lost."""
+    facts = found(tmp_path, "generator")
+    assert max(facts["errors"]) <= 1e-5
+    assert "must be memory of the GPU" in facts["refused"] and "\n" not in facts["refused"]
