@@ -118,7 +118,7 @@ class Compilation:
     @classmethod
     def of_decoder(
         cls, model: onnx.ModelProto | Model, name: str, batch: int, capacity: int, target: str | Target = "native", *,
-        threads: int | None = None,
+        threads: int | None = None, precision: str = "f32",
     ) -> Compilation:
         """Import a decoder that keeps the keys and values of at most ``capacity`` tokens in the caller's memory.
 
@@ -135,7 +135,7 @@ class Compilation:
         found = decoder(model.proto, batch, capacity, name)
         with at_most(capacity, BEFORE, LENGTH):
             first = cls.of(Model(found.model, model.weights), target, shapes=found.shapes, threads=threads,
-                           substitutions=False)
+                           substitutions=False, precision=precision)
         given = [spec.name for spec in first.model.inputs]
         with _one_at_a_time():
             mod = keep_states(first.model.mod, found.states, given)

@@ -49,7 +49,7 @@ class Generator:
     def __init__(
         self, model: Any, *, capacity: int | None = None, batch: int = 1, target: str | Target = "native",
         log: str | os.PathLike[str] | LogReader | bool | None = None, threads: int | None = None,
-        stop: int | Collection[int] | None = None,
+        precision: str = "f32", stop: int | Collection[int] | None = None,
     ) -> None:
         """``model`` is the path of an ONNX file or an ``onnx.ModelProto`` with past keys and values as inputs and the
         present ones as outputs, a causal language model of transformers, or what :meth:`save` wrote (the path or the
@@ -57,14 +57,14 @@ class Generator:
 
         ``capacity`` left out is what the model's configuration says: the module's, or that of ``config.json`` beside
         the file. ``stop`` are token ids that end a sequence; left out, those by which the configuration says that a
-        text ends (``eos_token_id``), and of what was saved those that it was saved with. ``target``, ``log`` and
-        ``threads`` are as for :func:`mlc.compile`. Raises :class:`mlc.errors.MlcError` as that does,
+        text ends (``eos_token_id``), and of what was saved those that it was saved with. ``target``, ``log``,
+        ``threads`` and ``precision`` are as for :func:`mlc.compile`. Raises :class:`mlc.errors.MlcError` as that does,
         :class:`mlc.errors.ModelError` for a model without a past, and :class:`mlc.errors.UsageError` for a capacity
         that memory has no room for.
         """
         compiled = _compiled(model)
         self.executable: Executable = compiled if compiled is not None else _build(
-            model, capacity, batch, target, log, threads)
+            model, capacity, batch, target, log, threads, precision)
         self._read_border()
         if stop is None:
             stop = self.executable.metadata.get("stop", ()) if compiled is not None else _ends(model)
@@ -298,7 +298,7 @@ def _compiled(model: Any) -> Executable | None:
 
 def _build(
     model: Any, capacity: int | None, batch: int, target: str | Target,
-    log: str | os.PathLike[str] | LogReader | bool | None, threads: int | None,
+    log: str | os.PathLike[str] | LogReader | bool | None, threads: int | None, precision: str,
 ) -> Executable:
     from mlc.api import build_with
     from mlc.compilation import Compilation
@@ -309,7 +309,7 @@ def _build(
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
         raise UsageError(f"capacity must be a whole number of at least 1, got {capacity!r}")
     proto, name = _proto(model, capacity)
-    compilation = Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads)
+    compilation = Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads, precision=precision)
     _check_room(compilation, capacity)
     return build_with(compilation, log, last=True)
 

@@ -372,11 +372,13 @@ def generator() -> dict[str, Any]:
         made.reset()
         steps = np.split(ids, np.cumsum(cuts)[:-1], 1)
         errors.append(error([np.concatenate([made.logits(step) for step in steps], 1)], [wanted]))
+    narrow = mlc.Generator(model, capacity=32, target=TARGET, log=False, precision="f16")
+    in_float16 = error([np.concatenate([narrow.logits(part) for part in (ids[:, :9], ids[:, 9:])], 1)], [wanted])
     exe = made.executable
     here = {spec.name: runtime.array_of(runtime.empty_tensor((4, *spec.shape[1:]), spec.dtype))
             if spec.name in exe.states else np.ones([1, 4] if spec.name != exe.inputs[-1].name else [0], spec.dtype)
             for spec in exe.inputs}
-    return {"errors": errors, "refused": refusal(lambda: exe(**here))}
+    return {"errors": errors, "in_float16": in_float16, "refused": refusal(lambda: exe(**here))}
 
 
 if __name__ == "__main__":

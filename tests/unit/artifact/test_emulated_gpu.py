@@ -166,5 +166,5 @@ def test_a_generator_keeps_its_state_on_the_gpu(tmp_path: Path) -> None:
     """Tokens by themselves, in groups, or all at once have the same logits; memory of this machine would be copied, and
     what is appended to it lost."""
     facts = found(tmp_path, "generator")
-    assert max(facts["errors"]) <= 1e-5
+    assert max(facts["errors"]) <= 1e-5 < facts["in_float16"] <= 5e-3
     assert "must be memory of the GPU" in facts["refused"] and "\n" not in facts["refused"]

@@ -116,3 +116,14 @@ def test_tensors_of_torch_are_prompts(generator: mlc.Generator) -> None:
     wanted = list(generator([3, 5, 8], 4))
     assert list(generator(torch.tensor([3, 5, 8]), 4)) == wanted
     assert [int(each[0]) for each in generator(torch.tensor([[3, 5, 8]]), 4)] == wanted
+
+
+def test_a_precision_is_the_compilers(generator: mlc.Generator) -> None:
+    """Weights of 16 bits round the logits a little."""
+    ids = [[3, 5, 8, 13, 21]]
+    generator.reset()
+    wanted = generator.logits(ids)
+    found = mlc.Generator(Decoder().model(), capacity=CAPACITY, log=False, precision="f16").logits(ids)
+    assert 1e-6 < np.abs(found - wanted).max() / np.abs(wanted).max() <= 1e-2
+    with pytest.raises(UsageError, match="precision must be"):
+        mlc.Generator(Decoder().model(), capacity=CAPACITY, log=False, precision="f8")
