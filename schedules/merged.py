@@ -6,20 +6,60 @@ proves more if it is one variable. :func:`restored` gives the lowered function t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 
-from schedules.analysis import replaced, uses
+from schedules.analysis import replaced, uses, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["MERGED", "merged", "restored"]
+__all__ = ["MERGED", "merged", "restored", "with_named_sizes"]
 
 #: the attribute of such a function: the places at which its callers give the sizes whose product it has, in the order
 #: of the product's factors
 MERGED = "mlc.merged"
+
+
+def with_named_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function in which each size of its parameters that is computed of free ones by division is a free size by
+    itself, which the parameter tells; the same object where there is none.
+
+    ::
+
+        f(x[h, w], h, w, y[((h - 1) // 2 + 1) * ((w - 1) // 2 + 1)])   -->   f(x[h, w], h, w, y[n])
+    """
+    free = variables(func)
+    known = dict(zip(free, func.attrs[SIZES], strict=True)) if func.attrs and SIZES in func.attrs else {}
+    named: list[tuple[Any, tirx.Var]] = []
+    for param in func.params:
+        for size in () if isinstance(param.ty, tvm.ir.PrimType) else param.shape:
+            if _divides(size) and not any(tvm_ffi.structural_equal(size, each) for each, _ in named):
+                named.append((size, tirx.Var(f"size{len(named)}", str(size.ty))))
+    if not known or not named:
+        return func
+
+    def by_name(expr: Any) -> Any:
+        return next((var for size, var in named if tvm_ffi.structural_equal(size, expr)), expr)
+
+    made = tvm_ffi.structural_map(func, ((tirx.Add, tirx.Mul, tirx.FloorDiv), by_name), order="pre")
+    ranges = known | {var: [_value(size, {each: known[each][end] for each in free}) for end in range(3)]
+                      for size, var in named}
+    return made.with_attr(SIZES, [[int(end) for end in ranges[var]] for var in variables(made)])
+
+
+def _divides(size: Any) -> bool:
+    found: list[Any] = []
+    walk(size, (tirx.FloorDiv, found.append))
+    return bool(found)
+
+
+def _value(size: Any, values: Mapping[tirx.Var, Any]) -> int:
+    """What a size is where free ones have these values; it grows with each of them."""
+    constants = {var: tirx.const(int(value), str(var.ty)) for var, value in values.items()}
+    return int(tvm.sym.Analyzer().simplify(replaced(size, constants)))
 
 
 def merged(func: tirx.PrimFunc) -> tirx.PrimFunc:

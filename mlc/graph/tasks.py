@@ -17,7 +17,7 @@ from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
 from mlc.sizes import free_sizes
 from mlc.target import Target
-from schedules.merged import merged
+from schedules.merged import merged, with_named_sizes
 
 __all__ = ["Called", "called_functions", "combined", "extract_tasks", "human_name", "with_alternatives"]
 
@@ -112,7 +112,7 @@ def _distinct(mod: tvm.IRModule, target: Target) -> list[_Function]:
         if not isinstance(func, tirx.PrimFunc):
             continue
         normal = normalise(func, free)
-        task = Task(human_name(symbol), merged(normal) if target.kind == "cuda" else normal, target,
+        task = Task(human_name(symbol), merged(with_named_sizes(normal)) if target.kind == "cuda" else normal, target,
                     constant_bytes=constant_bytes)
         twins = known[task.identity]
         # a hash is no proof, and taking one function for another is wrong numbers

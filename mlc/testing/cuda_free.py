@@ -32,6 +32,8 @@ class FreeCase:
     rtol: float
     spaces: Mapping[str, str] = field(default_factory=dict)
     index: str = "int32"
+    #: whether the reference takes the numbers of :meth:`arguments`, too
+    told: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -41,7 +43,7 @@ class FreeCase:
         from tvm import te, tirx
 
         from schedules.free import SIZES, variables
-        from schedules.merged import merged
+        from schedules.merged import merged, with_named_sizes
 
         sizes = {name: tirx.Var(name, self.index) for name in self.free}
         *inputs, output = self.tensors(**sizes)
@@ -49,7 +51,8 @@ class FreeCase:
         scalars = [size for size in sizes.values() if size not in alone]
         func = te.create_prim_func([*inputs, *scalars, output], index_dtype_override=self.index)
         ranges = [list(self.free[str(var.name)]) for var in variables(func)]
-        return merged(func.with_attr(SIZES, ranges).with_attr("tirx.noalias", True).with_attr("global_symbol", "main"))
+        func = func.with_attr(SIZES, ranges).with_attr("tirx.noalias", True).with_attr("global_symbol", "main")
+        return merged(with_named_sizes(func))
 
     def arguments(self, sizes: Mapping[str, int], seed: int = 0) -> list[np.ndarray | int]:
         """Random inputs for these sizes, and what the function is given as numbers."""
@@ -64,7 +67,8 @@ class FreeCase:
 
     def wanted(self, arguments: Sequence[np.ndarray | int]) -> np.ndarray:
         """The output in float64."""
-        return self.reference(*(a.astype("float64") for a in arguments if isinstance(a, np.ndarray)))
+        arrays = [a.astype("float64") for a in arguments if isinstance(a, np.ndarray)]
+        return self.reference(*arrays, *arguments[len(arrays):] if self.told else ())
 
     def output(self, sizes: Mapping[str, int]) -> np.ndarray:
         """Room for the output, filled with what no kernel gives."""
@@ -168,6 +172,29 @@ def _stretched() -> FreeCase:
     return FreeCase("stretched", {"height": (1, 130, 32)}, tensors, reference, 1e-5)
 
 
+def _strided() -> FreeCase:
+    """A convolution of every second pixel of images of free height and width: as many rows as a product of quotients.
+    """
+    def tensors(height: Any, width: Any) -> list[te.Tensor]:
+        from tvm import te
+
+        from mlc.graph.kernels.pixel_rows import conv2d_pixel_rows
+
+        rows, columns = ((size - 1) // 2 + 1 for size in (height, width))
+        x, w = te.placeholder((height * width * 2, 32), "float16", "x"), te.placeholder((48, 3, 3, 32), "float16", "w")
+        return [x, w, conv2d_pixel_rows(x, w, rows * columns * 2, height, width, rows, columns, (2, 2), (1, 1), (1, 1))]
+
+    def reference(x: np.ndarray, w: np.ndarray, height: int, width: int) -> np.ndarray:
+        padded = np.pad(x.reshape(2, height, width, 32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+        rows, columns = (height - 1) // 2 + 1, (width - 1) // 2 + 1
+        parts = [np.einsum("nhvc,fc->nhvf", padded[:, i :: 2, j :: 2][:, :rows, :columns], w[:, i, j])
+                 for i in range(3) for j in range(3)]
+        return np.asarray(sum(parts)).reshape(-1, 48)
+
+    return FreeCase("strided", {"height": (1, 40, 16), "width": (1, 40, 16)}, tensors, reference, _WIDE["float16"],
+                    dict.fromkeys(("sm_80", "sm_90a"), "cuda.mma"), told=True)
+
+
 def _attention(
     name: str, dtype: str, *, queries: int = 0, causal: int | None = None, mask: bool = False, groups: int = 1
 ) -> FreeCase:
@@ -215,7 +242,7 @@ FREE = (
     _product("product_f16", ("batch", "length"), 96, 72, "float16", 24, {"sm_80": "cuda.mma", "sm_90a": "cuda.wgmma"}),
     _product("product_f32", ("n",), 50, 40, "float32", 64, {"sm_80": "cuda.gemm", "sm_90a": "cuda.gemm"}),
     _product("long_sum", ("n",), 3072, 72, "float16", 32, {"sm_80": "cuda.mma", "sm_90a": "cuda.mma"}),
-    _norm(), _broadcast(), _window("float16"), _window("float32"), _stretched(),
+    _norm(), _broadcast(), _window("float16"), _window("float32"), _stretched(), _strided(),
     _attention("attention_f16", "float16"), _attention("attention_f16_causal", "float16", causal=3),
     _attention("attention_f16_masked", "float16", mask=True), _attention("attention_f32", "float32", groups=2),
     _attention("decode_f16", "float16", queries=1, groups=4),
