@@ -173,3 +173,20 @@ def test_bfloat16_is_quantised_by_quotients_of_bfloat16() -> None:
     x = (RNG.normal(size=(64, 64)) * 3).astype(ml_dtypes.bfloat16)
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_array_equal(mlc.compile(model, log=False)(x)[0], wanted)
+
+
+def test_products_with_a_free_size_are_of_float32() -> None:
+    """Which bfloat16 numbers are too: code for a range of rows must not read beyond the rows that there are."""
+    weight = np.random.default_rng(3).standard_normal((64, 48)).astype(ml_dtypes.bfloat16)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ("n", size)) for name, size in (
+        ("x", 64), ("y", 48)))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", [x], [y],
+                              [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    exe = mlc.compile(model, log=False, shapes={"x": "1..48,64"})
+    assert "cpu.gemm_bfloat" not in {entry["space"] for entry in exe.metadata["functions"]}
+    for rows in (1, 2, 11, 48):
+        given = np.random.default_rng(rows).standard_normal((rows, 64)).astype(ml_dtypes.bfloat16)
+        (found,) = exe(given)
+        wanted = given.astype("float64") @ weight.astype("float64")
+        assert np.abs(found.astype("float64") - wanted).max() <= 5e-3 * np.abs(wanted).max()
