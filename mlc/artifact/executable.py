@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +24,7 @@ from mlc.artifact.cpu_features import missing_features
 from mlc.artifact.data_dependent import truncated, visible_outputs
 from mlc.artifact.devices import Device, device_of, is_out_of_memory, out_of_memory_error
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
+from mlc.artifact.library import loaded
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.cpu import tiles_denied
@@ -216,7 +214,7 @@ class Executable:
         """
         what = "load"
         try:
-            machine = _module(self._code)["vm_load_executable"]()
+            machine = loaded(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*device.vm_devices)
             if self._weights and machine.implements_function(_WEIGHTS_FIT):
                 weights, what = device.weights(self._bound_weights()), "run on what its metadata describes"
@@ -406,41 +404,6 @@ def _check_options(**options: Any) -> None:
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"]) for entry in entries)
-
-
-_loaded: list[Any] = []  # never unloaded, since memory that they allocated may outlive the executable
-_places = itertools.count(1)
-
-
-def _module(code: bytes) -> Any:
-    """Load the shared library as a module of TVM's runtime, from a private copy that nothing can overwrite.
-
-    Each copy has a unique name: the dynamic loader identifies libraries by name and would return one that is loaded
-    already, and two modules must not share a library's variables.
-    """
-    runtime.function("runtime.NumThreads")  # loads the runtime library before code that calls it
-    with _private_file() as file:
-        file.write(code)
-        file.flush()
-        module = runtime.function("ffi.Module.load_from_file.so")(_name(file), "so")
-    _loaded.append(module)
-    return module
-
-
-def _private_file() -> IO[bytes]:
-    """A file in memory, which needs no writable and executable folder, else a temporary file."""
-    if os.path.isdir("/proc/self/fd"):
-        with suppress(AttributeError, OSError):
-            return os.fdopen(os.memfd_create("mlc"), "wb")
-    return cast(IO[bytes], tempfile.NamedTemporaryFile(prefix="mlc-", suffix=".so"))
-
-
-def _name(file: IO[bytes]) -> str:
-    if isinstance(file.name, str):
-        return file.name
-    # descriptors are reused, but names must be unique: "./" and ".//", which do not change a path, encode a counter
-    unique = "".join(".//" if bit == "1" else "./" for bit in f"{next(_places):b}")
-    return f"/proc/self/fd/{unique}{file.fileno()}"
 
 
 def check_machine(metadata: dict[str, Any]) -> None:
