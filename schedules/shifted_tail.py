@@ -144,15 +144,27 @@ def _offset(tile: _Tile, value: Any, analyzer: Any) -> Any:
 
 def _adds(block: s_tir.SBlock, buffer: Any) -> bool:
     """Whether a block reads what it writes."""
-    return any(load.source.same_as(buffer) for load in loads(block.body))
+    return any(source.same_as(buffer) for source, _ in _read(block))
+
+
+def _read(block: s_tir.SBlock) -> list[tuple[Any, list[Any]]]:
+    """What a block reads, and at which indices: of what an instruction takes, where that begins."""
+    found = [(load.source, [*load.indices]) for load in loads(block.body)]
+    inner: list[s_tir.SBlock] = [block]
+    walk(block.body, (s_tir.SBlock, inner.append))
+    for each in inner:
+        for match in each.match_buffers:
+            if any(load.source.same_as(match.buffer) for load in loads(each.body)):
+                found.append((match.source.source, [r.min for r in match.source.region]))
+    return found
 
 
 def reads_made(block: s_tir.SBlock, params: Sequence[Any], rows: Sequence[tirx.Var]) -> bool:
     """Whether a block reads, along its rows, a tensor that the function itself computes: of such a tensor there may be
     only the rows that a chunk asks for."""
     return any(
-        str(load.source.scope()) != "local" and not any(load.source.same_as(param) for param in params)
-        and any(uses(index, rows) for index in load.indices) for load in loads(block.body)
+        str(source.scope()) != "local" and not any(source.same_as(param) for param in params)
+        and any(uses(index, rows) for index in indices) for source, indices in _read(block)
     )
 
 

@@ -108,10 +108,9 @@ def _end(loop: tirx.For, analyzer: Any) -> Any:
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1:
         return None
     inner: list[tirx.Var] = []
-    realizes: list[s_tir.SBlockRealize] = []
-    walk(loop.body, (tirx.For, lambda each: inner.append(each.loop_var)), (s_tir.SBlockRealize, realizes.append))
+    walk(loop.body, (tirx.For, lambda each: inner.append(each.loop_var)))
     ends: list[Any] = []
-    for realize in realizes:
+    for realize in _outermost(loop.body):
         bounds = (bound for part in parts_of(realize.predicate) if (bound := bound_of(part)) is not None)
         found = [_iterations(loop, inner, analyzer, *bound) for bound in bounds]
         if all(end is None for end in found):
@@ -119,6 +118,20 @@ def _end(loop: tirx.For, analyzer: Any) -> Any:
         ends.append(next(end for end in found if end is not None))
     same = bool(ends) and all(analyzer.can_prove_equal(ends[0], end) for end in ends[1:])
     return ends[0] if same else None
+
+
+def _outermost(body: tirx.Stmt) -> list[s_tir.SBlockRealize]:
+    """The blocks of a loop's ``body`` that are in no other block of it: those inside a block, of the lanes of an
+    instruction, are executed where its predicate holds."""
+    found: list[s_tir.SBlockRealize] = []
+    inside: list[s_tir.SBlockRealize] = []
+
+    def note(realize: s_tir.SBlockRealize) -> None:
+        found.append(realize)
+        walk(realize.block.body, (s_tir.SBlockRealize, inside.append))
+
+    walk(body, (s_tir.SBlockRealize, note))
+    return [each for each in found if not any(each.same_as(one) for one in inside)]
 
 
 def _untested(loop: tirx.For, end: Any, analyzer: Any) -> tirx.Stmt:
@@ -193,10 +206,10 @@ def _full(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
                 ends[row] = bound[1]
         if not ends or reads_made(block, params, list(ends)):
             return realize
-        clamp = _clamp(ends)
+        clamp, clamp_matched = _clamp(ends)
         filled = s_tir.SBlock(
             block.iter_vars, block.reads, block.writes, block.name_hint,
-            tvm_ffi.structural_map(block.body, (TensorLoad, clamp)),
+            tvm_ffi.structural_map(block.body, [(TensorLoad, clamp), (s_tir.SBlock, clamp_matched)]),
             block.init, block.alloc_buffers, block.match_buffers, block.annotations,
         )
         always = tirx.const(True, "bool")
@@ -218,8 +231,10 @@ def _row(
                  if each.iter_type != tirx.IterVar.CommReduce and analyzer.can_prove_equal(at, value)), None)
 
 
-def _clamp(ends: dict[tirx.Var, Any]) -> Callable[[TensorLoad], Any]:
-    """Loads of what lies in memory, up to the last row."""
+def _clamp(
+    ends: dict[tirx.Var, Any]
+) -> tuple[Callable[[TensorLoad], Any], Callable[[s_tir.SBlock], s_tir.SBlock]]:
+    """Loads of what lies in memory, and the rows that instructions take of it, up to the last row."""
     image = {var: tirx.min(var, last) for var, last in ends.items()}
 
     def clamp(load: TensorLoad) -> Any:
@@ -227,4 +242,18 @@ def _clamp(ends: dict[tirx.Var, Any]) -> Callable[[TensorLoad], Any]:
             return load
         return tirx.BufferLoad(load.source, [replaced(index, image) for index in load.indices])
 
-    return clamp
+    def of_memory(match: s_tir.MatchBufferRegion) -> s_tir.MatchBufferRegion:
+        taken = match.source
+        if str(taken.source.scope()) == "local":
+            return match
+        region = [tvm.ir.Range.from_min_extent(replaced(r.min, image), r.extent) for r in taken.region]
+        return s_tir.MatchBufferRegion(match.buffer, tirx.BufferRegion(taken.source, region))
+
+    def clamp_matched(block: s_tir.SBlock) -> s_tir.SBlock:
+        if not block.match_buffers:
+            return block
+        return s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, block.alloc_buffers,
+            [of_memory(match) for match in block.match_buffers], block.annotations)
+
+    return clamp, clamp_matched

@@ -16,14 +16,12 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from mlc.graph.ir.halves import exact_in
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name
 from mlc.graph.kernels.bfloat import has_bfloat_dot
 from mlc.options import CompileOptions
-from mlc.sizes import free_sizes
 from mlc.target import Target
 
 __all__ = ["OF_BFLOATS", "PRODUCTS", "TENSOR_PRODUCTS", "multiplies_bfloats", "reads_bfloats"]
@@ -45,10 +43,7 @@ def multiplies_bfloats(func: relax.Function) -> bool:
 
 def reads_bfloats(func: relax.Function, target: Target, options: CompileOptions) -> Callable[[np.ndarray], bool]:
     """Whether a product of float32 with this weight shall be one of bfloat16: with precision ``bf16`` any, else those
-    of such a model whose weight bfloat16 holds. None where a size is free: of such a function, code for some of its
-    sizes was seen to access memory beyond its arrays."""
-    if free_sizes(tvm.IRModule({"main": func})):
-        return lambda weight: False
+    of such a model whose weight bfloat16 holds."""
     if options.precision == "bf16":
         return lambda weight: True
     if OF_BFLOATS not in (func.attrs or {}) or not has_bfloat_dot(target):
