@@ -7,7 +7,9 @@ parameters of its callers again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import tvm
@@ -18,10 +20,13 @@ from tvm.ir import TensorLoad
 from schedules.analysis import evaluate, replaced, uses, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["FLAT", "flattened", "restored"]
+__all__ = ["FLAT", "FUSED", "flattened", "like", "restored", "with_indices"]
 
 #: the attribute of such a function: for each parameter the axis of the rows, before that of the columns; -1 for none
 FLAT = "mlc.flat"
+#: that of a function with one axis in place of several (:mod:`schedules.flatten_elementwise`), of which :data:`FLAT` is
+#: then the first: the extent of each, 0 for a free one
+FUSED = "mlc.fused"
 
 #: annotations of blocks that gain
 _OPS = ("conv2d_nchwc", "conv2d_nchwc_integer", "conv2d_nchwc_bytes", "conv2d_nchwc_bfloat")
@@ -41,26 +46,60 @@ def flattened(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def restored(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with the parameters that its callers give: rows and columns apart. The one free size that stood for
-    both is their product."""
+    """A function with the parameters that its callers give: rows and columns apart, or all the axes that were fused.
+    The one free size that stood for them is their product."""
     if not (func.attrs and FLAT in func.attrs):
         return func
-    rows, image, params = None, {}, []
+    fused = [int(extent) for extent in func.attrs[FUSED]] if FUSED in func.attrs else None
+    axes, image, params = [], {}, []
     for param, axis in zip(func.params, map(int, func.attrs[FLAT]), strict=True):
         if axis < 0:
             params.append(param)
             continue
-        if rows is None:
-            rows, columns = (tirx.Var(name, str(param.shape[axis + 1].ty)) for name in ("rows", "columns"))
-            if isinstance(param.shape[axis + 1], tirx.Var):
-                image[param.shape[axis + 1]] = rows * columns
-        shape = [*param.shape[:axis], rows, columns, *param.shape[axis + 2 :]]
-        params.append(_like(param, shape))
+        last = axis if fused else axis + 1  # of images the axis of rows is left, of one row
+        whole = param.shape[last]
+        if not axes:
+            axes = [tirx.const(extent, str(whole.ty)) if extent else tirx.Var(f"size{number}", str(whole.ty))
+                    for number, extent in enumerate(fused or [0, 0])]
+            if isinstance(whole, tirx.Var):
+                image[whole] = reduce(mul, axes)
+        params.append(like(param, [*param.shape[:axis], *axes, *param.shape[last + 1 :]]))
         image[param] = params[-1]
-    made = tirx.PrimFunc(params, replaced(func.body, image), func.ret_type)
+    body = func.body if fused is None else _apart(func, image, len(axes))
+    made = tirx.PrimFunc(params, replaced(body, image), func.ret_type)
     for key, value in dict(func.attrs).items():
-        made = made.with_attr(key, value) if key not in (FLAT, SIZES) else made
+        made = made.with_attr(key, value) if key not in (FLAT, FUSED, SIZES) else made
     return made
+
+
+def _apart(func: tirx.PrimFunc, image: Mapping[Any, Any], count: int) -> tirx.Stmt:
+    """The body of a function whose parameters are their ``image``, with ``count`` axes in place of the fused one: a
+    place along the last of them runs on over all."""
+    places = {param: int(axis) for param, axis in zip(func.params, func.attrs[FLAT], strict=True) if int(axis) >= 0}
+    one = tvm.ir.Range.from_min_extent(0, 1)
+
+    def whole(indices: Sequence[Any], tensor: Any, nothing: Any) -> list[Any]:
+        axis = places[tensor]
+        return [*indices[:axis], *[nothing] * (count - 1), *indices[axis:]]
+
+    def access(each: Any) -> Any:
+        tensor = each.source if isinstance(each, TensorLoad) else each.buffer
+        if tensor not in places:
+            return each
+        indices = whole(each.indices, tensor, tirx.const(0, str(tensor.shape[places[tensor]].ty)))
+        if isinstance(each, TensorLoad):
+            return tirx.BufferLoad(image[tensor], indices)
+        return tirx.BufferStore(image[tensor], each.value, indices)
+
+    def regions(found: Sequence[Any]) -> list[Any]:
+        return [each if each.source not in places else tirx.BufferRegion(
+            image[each.source], whole(each.region, each.source, one)) for each in found]
+
+    def block(each: s_tir.SBlock) -> s_tir.SBlock:
+        return s_tir.SBlock(each.iter_vars, regions(each.reads), regions(each.writes), each.name_hint, each.body,
+                            each.init, each.alloc_buffers, each.match_buffers, each.annotations)
+
+    return tvm_ffi.structural_map(func.body, [(TensorLoad, access), (tirx.BufferStore, access), (s_tir.SBlock, block)])
 
 
 def _blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
@@ -79,8 +118,10 @@ def _sides(tensor: Any, free: Sequence[tirx.Var]) -> tuple[Any, Any] | None:
     return None if tvm.sym.Analyzer().can_prove_equal(rows, columns) else (rows, columns)
 
 
-def _like(tensor: Any, shape: Sequence[Any]) -> Any:
-    return tirx.decl_buffer(shape, str(tensor.dtype), name=str(tensor.name), scope=str(tensor.scope()))
+def like(tensor: Any, shape: Sequence[Any]) -> Any:
+    """A tensor of another ``shape``, alike otherwise."""
+    return tirx.decl_buffer(shape, str(tensor.dtype), name=str(tensor.name), scope=str(tensor.scope()),
+                            data_alignment=int(tensor.data_alignment))
 
 
 class _Images:
@@ -135,7 +176,7 @@ class _Images:
                 index = self._analyzer.simplify(replaced(indices[axis + side], single))
                 alike.append(index.same_as(own[side]))
                 indices[axis + side] = tirx.const(0, str(index.ty))
-            return _with_indices(access, indices)
+            return with_indices(access, indices)
 
         left = [tvm_ffi.structural_map(part, [(TensorLoad, look), (tirx.BufferStore, look)])
                 for part in (block.body, block.init) if part is not None]
@@ -148,7 +189,7 @@ class _Images:
         pixels, one = tirx.Var("pixels", kind), tirx.const(1, kind)
         extents = (one, pixels)
         image = {
-            tensor: _like(tensor, [*tensor.shape[:axis], *extents, *tensor.shape[axis + 2 :]])
+            tensor: like(tensor, [*tensor.shape[:axis], *extents, *tensor.shape[axis + 2 :]])
             for tensor, axis in self._axis.items() if axis is not None and axis >= 0
         }
 
@@ -178,7 +219,8 @@ class _Images:
         return made.with_attr(SIZES, sizes).with_attr(FLAT, axes)
 
 
-def _with_indices(access: Any, indices: Sequence[Any]) -> Any:
+def with_indices(access: Any, indices: Sequence[Any]) -> Any:
+    """The load or store at other ``indices``."""
     if isinstance(access, TensorLoad):
         return tirx.BufferLoad(access.source, list(indices))
     return tirx.BufferStore(access.buffer, access.value, list(indices))

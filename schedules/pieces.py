@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 
 from schedules.alignment import ANYWHERE
-from schedules.flatten_spatial import FLAT
+from schedules.flatten_spatial import FLAT, FUSED
 from schedules.free import SIZES, specialised, variables
 from schedules.merged import MERGED
 from schedules.trimmed import trimmed
@@ -87,10 +87,17 @@ def expanded(mod: tvm.IRModule) -> tvm.IRModule:
             general = _general(func, [piece.box for piece in pieces])
         names = [f"{symbol}__{number}" for number in range(len(pieces) + 1)]
         for name, piece in zip(names, [*(piece.func for piece in pieces), general], strict=True):
-            made[tvm.ir.GlobalVar(name)] = _like(piece, func).without_attr(MERGED).with_attrs(
+            made[tvm.ir.GlobalVar(name)] = _called(_like(piece, func)).with_attrs(
                 {"global_symbol": name, FITS: True})
         made[var] = _dispatch(func.without_attr(PIECES), names, [piece.box for piece in pieces])
     return tvm.IRModule(made, attrs=mod.attrs)
+
+
+def _called(piece: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A piece, which is given the tensors that it has: sizes and axes are put together where it is called."""
+    for key in (MERGED, FUSED, FLAT) if piece.attrs and FUSED in piece.attrs else (MERGED,):
+        piece = piece.without_attr(key)
+    return piece
 
 
 def _general(func: tirx.PrimFunc, boxes: Sequence[Box]) -> tirx.PrimFunc:
@@ -120,7 +127,7 @@ def _dispatch(func: tirx.PrimFunc, names: Sequence[str], boxes: Sequence[Box]) -
 
 def _like(made: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``made``, built for the target of ``func``."""
-    known = ("target", "tirx.noalias", "tirx.is_scheduled", ANYWHERE, FLAT, MERGED)
+    known = ("target", "tirx.noalias", "tirx.is_scheduled", ANYWHERE, FLAT, FUSED, MERGED)
     kept = {key: func.attrs[key] for key in known if key in func.attrs}
     for key, value in kept.items():
         made = made.with_attr(key, value)

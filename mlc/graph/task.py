@@ -21,14 +21,15 @@ from mlc.graph.ir.int32_indices import narrowed
 from mlc.shapes import Free
 from mlc.sizes import scope
 from mlc.target import Target
-from schedules.flatten_spatial import FLAT, flattened
+from schedules.flatten_elementwise import flattened_elementwise
+from schedules.flatten_spatial import FLAT, FUSED, flattened
 from schedules.free import SIZES, variables
 from schedules.merged import MERGED
 
 __all__ = ["Task", "function_key", "normalise", "task_key"]
 
 #: attributes of a PrimFunc that change what it computes or how it must be built; the rest is naming
-_KEPT_ATTRS = ("tirx.noalias", FLAT, MERGED)
+_KEPT_ATTRS = ("tirx.noalias", FLAT, FUSED, MERGED)
 #: the hash of a function without its immediates by that of the whole; the same functions come again with each graph
 _MASKED: dict[int, int] = {}
 _MOST_MASKED = 1 << 14
@@ -81,7 +82,8 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
 
     ``free`` are the free sizes by the names of their variables; those of the function become its attribute
     :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become one axis if nothing
-    depends on which pixels are neighbours (:mod:`schedules.flatten_spatial`).
+    depends on which pixels are neighbours (:mod:`schedules.flatten_spatial`), and so do all free axes of what is
+    elementwise (:mod:`schedules.flatten_elementwise`).
     """
     with scope(free or {}):
         func = narrowed(func)
@@ -92,7 +94,7 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
     func = tirx.PrimFunc(func.params, func.body, func.ret_type)
     for key, value in {**kept, "tirx.noalias": True, "global_symbol": "main"}.items():
         func = func.with_attr(key, value)
-    return flattened(func)
+    return flattened_elementwise(flattened(func))
 
 
 def task_key(func: tirx.PrimFunc, target: Target) -> str:

@@ -21,7 +21,7 @@ from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from schedules import pieces
+from schedules import flatten_spatial, merged, pieces
 from schedules.analysis import walk
 from schedules.capped import opened
 from schedules.cuda.arithmetic import vectorising, widened
@@ -31,7 +31,6 @@ from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
 from schedules.cuda.written import written as written_out
 from schedules.machine import gpu_machine
-from schedules.merged import restored
 
 __all__ = ["LAST_PASS", "PIPELINE", "dynamic_shared"]
 
@@ -79,15 +78,20 @@ def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
         if not isinstance(func, tirx.PrimFunc) or not _has_kernels(func):
-            rest[var] = restored(func) if isinstance(func, tirx.PrimFunc) else func
+            rest[var] = _restored(func) if isinstance(func, tirx.PrimFunc) else func
             continue
         kernel = written_out(func)
         if kernel is func:
-            rest[var] = restored(widened(with_common_guards(in_halves(joined(opened(func))))))
+            rest[var] = _restored(widened(with_common_guards(in_halves(joined(opened(func))))))
         else:
-            written[var] = restored(widened(opened(kernel)))
+            written[var] = _restored(widened(opened(kernel)))
     with vectorising():
         return _lower_both(rest, written, mod, ctx, lower)
+
+
+def _restored(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with the parameters that its callers give."""
+    return flatten_spatial.restored(merged.restored(func))
 
 
 def _has_kernels(func: tirx.PrimFunc) -> bool:

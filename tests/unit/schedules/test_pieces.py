@@ -18,10 +18,10 @@ FREE = {"n": Free("n", Range(1, 40), 8), "k": Free("k", Range(2, 9), 4)}
 
 
 def _scaled(factor: float, *, sizes: bool = False) -> tirx.PrimFunc:
-    """``y = factor * x`` of ``[n, k]``; with ``sizes``, ``n`` and ``k`` are parameters too."""
+    """``y = factor * x`` of ``[n, k]``, upside down; with ``sizes``, ``n`` and ``k`` are parameters too."""
     n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
     x = te.placeholder((n, k), name="x")
-    y = te.compute((n, k), lambda i, j: x[i, j] * tirx.const(factor, "float32"), name="y")
+    y = te.compute((n, k), lambda i, j: x[n - 1 - i, j] * tirx.const(factor, "float32"), name="y")
     return normalise(te.create_prim_func([x, n, y, k] if sizes else [x, y]), FREE)
 
 
