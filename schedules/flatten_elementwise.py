@@ -1,4 +1,5 @@
-"""Fuses the free axes of elementwise functions: an activation of ``[batch, length, 128]`` is one of ``[n, 128]``.
+"""Fuses the free axes of elementwise functions and reductions: an activation of ``[batch, length, 128]`` is one of
+``[n, 128]``, the largest of ``[batch, length]`` numbers that of ``[n]``.
 
 Loops over several free sizes that are fused and cut into vectors leave divisions by free sizes in every index, which
 TVM's analyzer does not put together again: each lane is then loaded and stored by itself. Of one axis there is nothing
@@ -8,7 +9,7 @@ parameters of its callers again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,17 +19,20 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.analysis import evaluate, replaced, uses, walk
+from schedules.analysis import evaluate, uses, walk
 from schedules.flatten_spatial import FLAT, FUSED, like, with_indices
 from schedules.free import SIZES, variables
+from schedules.merged import Product
 
 __all__ = ["flattened_elementwise"]
 
+#: the annotation of a block that a space of its own schedules, by all of its axes
+_OP = "mlc.op"
+
 
 def flattened_elementwise(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with free sizes whose blocks all compute an element of the elements at its place, with one axis in
-    place of all from the first to the last of free extent; the same object where there is no such function, or no two
-    free axes.
+    """A function with free sizes whose blocks all treat each place along some neighbouring axes alike, with one axis in
+    place of the longest run of them that begins and ends with a free one; the same object where there is none.
 
     ::
 
@@ -39,22 +43,31 @@ def flattened_elementwise(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     free, root = variables(func), func.body.block
     tensors = [*func.params, *root.alloc_buffers]
-    if any(isinstance(each.ty, tvm.ir.PrimType) for each in tensors):
-        return func
-    shape = func.params[-1].shape
+    nests = None if any(isinstance(each.ty, tvm.ir.PrimType) for each in tensors) else _nests(root.body)
+    for run in _runs(tensors, free) if nests else ():
+        places = {tensor: place for tensor in tensors if (place := run.place_in(tensor)) is not None}
+        if len(places) < len(set(tensors)) or _transposes(places):
+            continue
+        owns = [run.own(nest, places) for nest in nests or ()]
+        if all(own is not None for own in owns):
+            return _flat(func, run, places, [own for own in owns if own])
+    return func
+
+
+def _transposes(places: Mapping[Any, int]) -> bool:
+    """Whether tensors of as many axes have the run at different ones: what is tiled then are its last axis and the one
+    that it changes places with, of which the former would be longer than need be."""
+    having = [(len(tensor.shape), place) for tensor, place in places.items() if place >= 0]
+    return any(rank == other and place != at for rank, place in having for other, at in having)
+
+
+def _runs(tensors: Sequence[Any], free: Sequence[tirx.Var]) -> list[_Run]:
+    """The runs of axes that begin and end with a free one, of the tensor that has the most, longest first."""
+    shape = max((each.shape for each in tensors), key=lambda shape: sum(bool(uses(size, free)) for size in shape))
     axes = [axis for axis, size in enumerate(shape) if uses(size, free)]
-    if len(axes) < 2:
-        return func
-    run = _Run(tuple(shape[axes[0] : axes[-1] + 1]), axes[0])
-    places = [run.place_in(tensor, free) for tensor in tensors]
-    nests = _nests(root.body)
-    if nests is None or any(place is None for place in places):
-        return func
-    known = {tensor: place for tensor, place in zip(tensors, places, strict=True) if place is not None}
-    owns = [run.own(nest, known) for nest in nests]
-    if any(own is None for own in owns):
-        return func
-    return _flat(func, run, known, [own for own in owns if own is not None])
+    ends = [(first, last) for first in axes for last in axes if first < last]
+    runs = [tuple(shape[first : last + 1]) for first, last in sorted(ends, key=lambda each: each[0] - each[1])]
+    return [_Run(sizes, [var for var in free if any(uses(size, [var]) for size in sizes)]) for sizes in runs]
 
 
 @dataclass(frozen=True)
@@ -67,43 +80,63 @@ class _Nest:
 
 @dataclass(frozen=True)
 class _Run:
-    """The axes to fuse: their ``sizes``, and the first one of the result."""
+    """The axes to fuse: their ``sizes``, and the free variables in these."""
 
     sizes: tuple[Any, ...]
-    axis: int
+    free: Sequence[tirx.Var]
 
-    def place_in(self, tensor: Any, free: Sequence[tirx.Var]) -> int | None:
-        """The first of these axes in a tensor, -1 where nothing of it is free, None where something else is."""
-        axes = [axis for axis, size in enumerate(tensor.shape) if uses(size, free)]
+    def place_in(self, tensor: Any) -> int | None:
+        """The first of these axes in a tensor, -1 where it has none of their sizes, None where it has others of them.
+        """
+        analyzer, count = tvm.sym.Analyzer(), len(self.sizes)
+        axes = [axis for axis, size in enumerate(tensor.shape) if uses(size, self.free)]
         if not axes:
             return -1
-        analyzer, run = tvm.sym.Analyzer(), tensor.shape[axes[0] : axes[-1] + 1]
-        same = len(run) == len(self.sizes) and all(map(analyzer.can_prove_equal, run, self.sizes))
+        run = tensor.shape[axes[0] : axes[-1] + 1]
+        same = len(run) == count and all(map(analyzer.can_prove_equal, run, self.sizes))
         return axes[0] if same else None
 
     def own(self, nest: _Nest, places: dict[Any, int]) -> tuple[tirx.Var, ...] | None:
-        """A block's iterators along these axes, where it does all that it does at its own place."""
+        """A block's iterators along these axes, where it does all that it does at its own place; none of a block that
+        touches no tensor with these axes, None where it does otherwise."""
         block, count = nest.realize.block, len(self.sizes)
-        if len(block.writes) != 1 or places.get(block.writes[0].source, -1) < 0:
-            return None
-        own = tuple(region.min for region in _cut(block.writes[0].region, places[block.writes[0].source], count))
         iterators = {each.var: each for each in block.iter_vars}
-        if len(set(own)) < count or not all(var in iterators for var in own):
-            return None
-        alike: list[bool] = []
+        own: list[tuple[tirx.Var, ...]] = []
+        known: list[bool] = []
 
         def look(access: Any) -> Any:
             place = places.get(_tensor(access))
+            known.append(place is not None)
             if place is None or place < 0:
-                alike.append(place is not None)
                 return access
-            taken = _cut(access.indices, place, count)
-            alike.append(all(index.same_as(var) for index, var in zip(taken, own, strict=True)))
-            nothing = [tirx.const(0, str(index.ty)) for index in taken]
+            own.append(tuple(access.indices[place : place + count]))
+            nothing = [tirx.const(0, str(index.ty)) for index in own[-1]]
             return with_indices(access, [*access.indices[:place], *nothing, *access.indices[place + count :]])
 
-        left = tvm_ffi.structural_map(block.body, [(TensorLoad, look), (tirx.BufferStore, look)])
-        return own if all(alike) and not uses(left, own) else None
+        parts = [part for part in (block.body, block.init) if part is not None]
+        left = [tvm_ffi.structural_map(part, [(TensorLoad, look), (tirx.BufferStore, look)]) for part in parts]
+        if not all(known):
+            return None
+        if not own:
+            return None if any(self.is_used(part) for part in left) else ()
+        first = own[0]
+        if len(set(first)) < count or not all(var in iterators for var in first):
+            return None
+        alike = all(one.same_as(other) for each in own for one, other in zip(first, each, strict=True))
+        kinds = {int(iterators[var].iter_type) for var in first}
+        left = [*left, *(each.dom.extent for each in block.iter_vars if each.var not in first)]
+        used = any(uses(part, first) or self.is_used(part) for part in left)
+        return first if alike and len(kinds) == 1 and not used else None
+
+    def is_used(self, part: Any) -> bool:
+        """Whether something depends on these sizes, but by their product."""
+        return bool(uses(self.with_product(part, tirx.const(0, str(self.free[0].ty))), self.free))
+
+    def with_product(self, part: Any, line: Any) -> Any:
+        """The same with ``line`` for the product of all sizes; of sizes that are no variables nothing is replaced."""
+        if not all(isinstance(size, tirx.Var) for size in self.sizes):
+            return part
+        return tvm_ffi.structural_map(part, (tirx.Mul, Product(self.free, line).replaced))
 
 
 def _nests(body: tirx.Stmt) -> list[_Nest] | None:
@@ -117,11 +150,10 @@ def _nests(body: tirx.Stmt) -> list[_Nest] | None:
         if not isinstance(part, s_tir.SBlockRealize):
             return None
         block, plain = part.block, [loop.loop_var for loop in loops]
-        spatial = all(each.iter_type == tirx.IterVar.DataPar for each in block.iter_vars)
         inner: list[Any] = []
         walk(block.body, (s_tir.SBlock, inner.append))
-        if not spatial or inner or block.init is not None or block.alloc_buffers or block.match_buffers or not all(
-                any(value.same_as(var) for var in plain) for value in part.iter_values):
+        simple = all(any(value.same_as(var) for var in plain) for value in part.iter_values)
+        if not simple or inner or block.alloc_buffers or block.match_buffers or _OP in block.annotations:
             return None
         found.append(_Nest(tuple(loops), part))
     return found
@@ -131,7 +163,7 @@ def _flat(
     func: tirx.PrimFunc, run: _Run, places: dict[Any, int], owns: Sequence[tuple[tirx.Var, ...]]
 ) -> tirx.PrimFunc:
     free, count = variables(func), len(run.sizes)
-    kind = str(next(size for size in run.sizes if uses(size, free)).ty)
+    kind = str(run.free[0].ty)
     line = tirx.Var("line", kind)
     image = {
         tensor: like(tensor, [*tensor.shape[:place], line, *tensor.shape[place + count :]])
@@ -154,9 +186,11 @@ def _flat(
                 values.append(value)
         made = s_tir.SBlock(
             axes, [regions(each) for each in block.reads], [regions(each) for each in block.writes], block.name_hint,
-            tvm_ffi.structural_map(block.body, [(TensorLoad, access), (tirx.BufferStore, access)]), None, [], [],
-            block.annotations)
+            rewritten(block.body), None if block.init is None else rewritten(block.init), [], [], block.annotations)
         return s_tir.SBlockRealize(values, realize.predicate, made)
+
+    def rewritten(part: tirx.Stmt) -> tirx.Stmt:
+        return run.with_product(tvm_ffi.structural_map(part, [(TensorLoad, access), (tirx.BufferStore, access)]), line)
 
     def short(indices: Sequence[Any], tensor: Any) -> list[Any]:
         place = places[tensor]
@@ -190,12 +224,9 @@ def _flat(
     known = dict(zip(free, func.attrs[SIZES], strict=True))
     ends = [{var: int(sizes[i]) for var, sizes in known.items()} for i in range(3)]
     elements = [prod(int(evaluate(size, each)) for size in run.sizes) for each in ends]
+    sizes = [elements if var.same_as(line) else [int(end) for end in known[var]] for var in variables(made)]
     sides = [int(size) if isinstance(size, tirx.IntImm) else 0 for size in run.sizes]
-    return made.with_attrs({SIZES: [elements], FLAT: [places[param] for param in func.params], FUSED: sides})
-
-
-def _cut(indices: Sequence[Any], place: int, count: int) -> Sequence[Any]:
-    return indices[place : place + count]
+    return made.with_attrs({SIZES: sizes, FLAT: [places[param] for param in func.params], FUSED: sides})
 
 
 def _tensor(access: Any) -> Any:

@@ -51,7 +51,8 @@ def restored(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not (func.attrs and FLAT in func.attrs):
         return func
     fused = [int(extent) for extent in func.attrs[FUSED]] if FUSED in func.attrs else None
-    axes, image, params = [], {}, []
+    axes: list[Any] = []
+    image, params = {}, []
     for param, axis in zip(func.params, map(int, func.attrs[FLAT]), strict=True):
         if axis < 0:
             params.append(param)

@@ -7,6 +7,7 @@ They are part of the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, ta
   more before the epilogue. On the stack they are promoted to registers entirely.
 - Weights are prefetched (:mod:`schedules.prefetch`).
 - Local buffers of functions with free sizes are as large as their ranges need (:mod:`schedules.compact_buffers`).
+- Reductions along free axes have vectors of partial results (:mod:`schedules.partial_sums`).
 - AMX tiles are configured, once per thread (:mod:`schedules.amx_tiles`).
 - Loops are not partitioned where a condition changes outside of them (:mod:`schedules.loop_partition`).
 - Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones with
@@ -39,6 +40,7 @@ from schedules.free import SIZES, variables
 from schedules.loop_partition import hide_conditions
 from schedules.nontemporal import lower_nontemporal_stores
 from schedules.packed_stores import with_packed_stores
+from schedules.partial_sums import with_partial_sums
 from schedules.pieces import FITS, expanded
 from schedules.prefetch import insert_prefetches
 from schedules.present import fuse_present_stores
@@ -128,7 +130,8 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     }
     if not free:
         return lower(mod)
-    made = {var: restored(_bounded(without_dead_extrema(compacted(func)))) for var, func in free.items()}
+    made = {var: restored(_bounded(without_dead_extrema(with_partial_sums(compacted(func)))))
+            for var, func in free.items()}
     once = tvm.IRModule(made, attrs=mod.attrs)
     rest = tvm.IRModule({
         var: restored(func) if isinstance(func, tirx.PrimFunc) else func

@@ -6,7 +6,7 @@ proves more if it is one variable. :func:`restored` gives the lowered function t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -16,7 +16,7 @@ from tvm import tirx
 from schedules.analysis import replaced, uses, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["MERGED", "merged", "restored", "with_named_sizes"]
+__all__ = ["MERGED", "Product", "merged", "restored", "with_named_sizes"]
 
 #: the attribute of such a function: the places at which its callers give the sizes whose product it has, in the order
 #: of the product's factors
@@ -74,7 +74,7 @@ def merged(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if len(free) < 2 or any(not any(param.same_as(var) for param in func.params) for var in free):
         return func
     rows = tirx.Var("rows", str(free[0].ty))
-    whole = _Product(free, rows)
+    whole = Product(free, rows)
     made = tvm_ffi.structural_map(func, (tirx.Mul, whole.replaced), order="post")
     if whole.factors is None:
         return func
@@ -95,14 +95,16 @@ def merged(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return result.with_attr(SIZES, [ends]).with_attr(MERGED, places)
 
 
-class _Product:
+class Product:
     """The product of all ``free`` sizes wherever it stands, for which ``rows`` is put."""
 
-    def __init__(self, free: list[tirx.Var], rows: tirx.Var) -> None:
+    def __init__(self, free: Sequence[tirx.Var], rows: Any) -> None:
         self._free, self._rows = free, rows
+        #: in the order in which the product was found to have them; None where it was not found
         self.factors: list[tirx.Var] | None = None
 
     def replaced(self, product: tirx.Mul) -> Any:
+        """``rows`` for the product, and every other one as it is."""
         factors = _factors(product)
         if len(factors) != len(self._free) or not all(any(each.same_as(var) for each in factors) for var in self._free):
             return product

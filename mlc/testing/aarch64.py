@@ -85,7 +85,7 @@ static void keep(const char* path, DLTensor t, int64_t bytes) {
   fclose(file);
 }
 """
-_CODES = {"i": 0, "u": 1, "f": 2, "V": 4}
+_CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "b": 6}
 
 
 def missing() -> str:

@@ -22,6 +22,7 @@ from schedules.analysis import (
     reads_wide_indices,
     stores_wide_positions,
 )
+from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine
 
 __all__ = [
@@ -102,13 +103,14 @@ def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, 
 
 def parallelise(sch: s_tir.Schedule, loops: Sequence[LoopRV], cores: int) -> list[LoopRV]:
     """Fuse the fewest of ``loops`` (outermost first, perfectly nested) that keep every core busy and run them in
-    parallel. Returns the loops that there are now; with one core or one iteration nothing changes."""
+    parallel. Returns the loops that there are now; with one core or one iteration nothing changes. A loop of free
+    extent keeps none busy where that is short, since there may be but one iteration."""
     extents = [extent_of(sch, loop) for loop in loops]
     if cores < 2 or prod(extents) < 2:
         return list(loops)
     count, size = 0, 1
-    for extent in extents:
-        count, size = count + 1, size * extent
+    for loop, extent in zip(loops, extents, strict=True):
+        count, size = count + 1, size * (extent if is_fixed(sch, loop) or extent >= 8 * cores else 1)
         if size >= 8 * cores or (size >= cores and size % cores == 0):
             break
     fused = sch.fuse(*loops[:count]) if count > 1 else loops[0]

@@ -54,11 +54,12 @@ class Reduction(Space):
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         names = {k.name for k in self.knobs(func, target)}
-        parallel = int(_work(analyse(func)) >= parallel_work(cpu_machine(target)))
-        for lanes, fold, vector in ((2, 4, 2), (4, 8, 2), (1, 4, 1), (4, 4, 4)):
-            full = {"lanes": lanes, "fold": fold, "vector": vector, "recompute": 0, "ahead": 1,
-                    "parallel": parallel}
-            yield {name: value for name, value in full.items() if name in names}
+        parallel = _work(analyse(func)) >= parallel_work(cpu_machine(target))
+        # a sum over a free axis is not cut into equal parts for every size: it is left to one core
+        for shared in (1, 0) if parallel else (0,):
+            for lanes, fold, vector in ((2, 4, 2), (4, 8, 2), (1, 4, 1), (4, 4, 4)):
+                full = {"lanes": lanes, "fold": fold, "vector": vector, "recompute": 0, "ahead": 1, "parallel": shared}
+                yield {name: value for name, value in full.items() if name in names}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         func = sch.mod["main"]

@@ -20,6 +20,7 @@ from schedules.analysis import Access, Nest, nest_of
 from schedules.cpu.common import attempt, divisor, parallel_work, parallelise, vectorise, work
 from schedules.lockstep import is_fixed
 from schedules.machine import LINE_BYTES, CpuMachine
+from schedules.partial_sums import PARTIALS, has_partial_sums
 from schedules.prefetch import prefetch_rows
 
 __all__ = ["RowTile", "reduces_along_memory", "schedule_rows"]
@@ -61,7 +62,7 @@ def _fuse_reduced(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
     while position >= 0:
         outer, inner = nest.loops[position], nest.loops[position + 1]
         together = 1 in (outer.extent, inner.extent) or nest.linear(position, position + 1)
-        if outer.kind == inner.kind == "R" and together:
+        if outer.kind == inner.kind == "R" and together and is_fixed(sch, outer.rv) >= is_fixed(sch, inner.rv):
             sch.fuse(outer.rv, inner.rv)
             nest = nest_of(sch, block)
         position -= 1
@@ -86,13 +87,13 @@ def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int, tile: RowTile) -
     """Split the innermost reduced loop of ``block`` over vector lanes; returns the blocks of partial results.
 
     The partial results are added up in a second, narrower vector first, since one at a time is a chain of as many
-    dependent additions.
+    dependent additions. A loop of free extent is marked for lowering to split (:mod:`schedules.partial_sums`).
 
     ``s = sum(x[k])   -->   p[l] = sum(x[ko * L + l]); q[m] = sum(p[lo * 4 + m]); s = sum(q[m])``
     """
     nest = _fuse_reduced(sch, block)
     inner = nest.loops[-1]
-    fixed = inner.kind == "R" and is_fixed(sch, inner.rv)  # what divides the usual size does not divide all
+    fixed = inner.kind == "R" and is_fixed(sch, inner.rv)
     width = _partial_width(inner.extent, lanes, tile.lanes) if fixed else 1
     if width == 1:
         return []
@@ -120,8 +121,9 @@ def schedule_rows(
     for block in blocks:
         nest = nest_of(sch, block)
         if any(loop.kind == "R" for loop in nest.loops):
-            partials = split_sum(sch, block, _lanes(nest, machine), tile) if reduces_along_memory(nest) else []
-            if partials:
+            contiguous = reduces_along_memory(nest)
+            partials = split_sum(sch, block, _lanes(nest, machine), tile) if contiguous else []
+            if partials or (contiguous and _is_split_later(sch, block, nest_of(sch, block))):
                 placed += partials
                 along = max(along, prod(loop.extent for loop in nest.loops))
             else:  # also where a short or prime axis cannot be split: one row a lane beats one at a time
@@ -138,6 +140,12 @@ def schedule_rows(
     _inside(sch, last, len(rows), machine, tile)
     if tile.ahead and rows:
         _fetch_ahead(sch, [*placed, last], len(rows))
+
+
+def _is_split_later(sch: s_tir.Schedule, block: SBlockRV, nest: Nest) -> bool:
+    """Whether lowering splits the innermost loop: what divides a usual size does not divide all."""
+    inner = nest.loops[-1]
+    return inner.kind == "R" and not is_fixed(sch, inner.rv) and has_partial_sums(sch.get(block))
 
 
 def _fetch_ahead(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], depth: int) -> None:
@@ -257,3 +265,5 @@ def _inside(sch: s_tir.Schedule, block: SBlockRV, depth: int, machine: CpuMachin
             vectorise(sch, nest.loops[lane].rv, lanes, max(4, tile.lanes) if reduced else tile.vector)
     if reduced:
         sch.decompose_reduction(block, nest.loops[reduced[0]].rv)
+    if lane is None and reduced and reduces_along_memory(nest) and _is_split_later(sch, block, nest):
+        sch.annotate(nest.loops[-1].rv, PARTIALS, lanes * tile.lanes)

@@ -44,6 +44,19 @@ def _groups(b: tirx.Var, t: tirx.Var) -> Made:
     return [x, z, te.compute(x.shape, lambda g, i, j: x[g, i, j] - z[i, j], name="y")], lambda x, z: x - z
 
 
+def _rows(b: tirx.Var, t: tirx.Var) -> Made:
+    x, k = te.placeholder((b, t, 6), name="x"), te.reduce_axis((0, 6), name="k")
+    s = te.compute((b, t), lambda i, j: te.sum(x[i, j, k], k), name="s")
+    return [x, te.compute(x.shape, lambda i, j, k: x[i, j, k] - s[i, j], name="y")], lambda x: x - x.sum(-1)[..., None]
+
+
+def _mean(b: tirx.Var, t: tirx.Var) -> Made:
+    x = te.placeholder((3, b, t), name="x")
+    i, j = te.reduce_axis((0, b), name="i"), te.reduce_axis((0, t), name="j")
+    s = te.compute((3,), lambda g: te.sum(x[g, i, j], [i, j]), name="s")
+    return [x, te.compute((3,), lambda g: s[g] / (b * t).astype("float32"), name="y")], lambda x: x.mean((1, 2))
+
+
 def _function(made: Callable[[tirx.Var, tirx.Var], Made]) -> tirx.PrimFunc:
     return normalise(te.create_prim_func(made(tirx.Var("b", "int64"), tirx.Var("t", "int64"))[0]), FREE)
 
@@ -64,6 +77,8 @@ def _checked(func: tirx.PrimFunc, made: Callable[[tirx.Var, tirx.Var], Made], b:
     (_bias, [0, -1, 0], [0, 0], [1, 240, 32]),
     (_heads, [0, -1, 0], [0, 3, 0], [3, 720, 96]),
     (_groups, [1, 0, 1], [0, 0], [1, 240, 32]),
+    (_rows, [0, 0], [0, 0], [1, 240, 32]),
+    (_mean, [1, -1], [0, 0], [1, 240, 32]),
 ])
 def test_free_axes_are_one(
     made: Callable[[tirx.Var, tirx.Var], Made], places: list[int], fused: list[int], sizes: list[int]
@@ -108,12 +123,18 @@ def _transposed(b: tirx.Var, t: tirx.Var) -> Made:
     return [x, te.compute((b, t, 4), lambda i, j, k: x[j, i, k], name="y")], lambda x: x
 
 
-def _summed(b: tirx.Var, t: tirx.Var) -> Made:
-    x, k = te.placeholder((b, t, 4), name="x"), te.reduce_axis((0, 4), name="k")
+def _attended(b: tirx.Var, t: tirx.Var) -> Made:
+    """Of two axes of one size, one is summed up."""
+    x, k = te.placeholder((b, t, t), name="x"), te.reduce_axis((0, t), name="k")
     return [x, te.compute((b, t), lambda i, j: te.sum(x[i, j, k], k), name="y")], lambda x: x
 
 
-@pytest.mark.parametrize("made", [_shifted, _counted, _broadcast, _transposed, _summed])
+def _scaled(b: tirx.Var, t: tirx.Var) -> Made:
+    x = te.placeholder((b, t, 4), name="x")
+    return [x, te.compute(x.shape, lambda *i: x(*i) * t.astype("float32"), name="y")], lambda x: x
+
+
+@pytest.mark.parametrize("made", [_shifted, _counted, _broadcast, _transposed, _attended, _scaled])
 def test_what_depends_on_its_place_keeps_its_axes(made: Callable[[tirx.Var, tirx.Var], Made]) -> None:
     func = _function(made)
     assert FLAT not in func.attrs
