@@ -22,6 +22,7 @@ from mlc.graph.layout.convolver import Convolver
 from mlc.graph.layout.regions import (
     BINARY,
     BINARY_EXACT,
+    IMAGES,
     UNARY,
     UNARY_EXACT,
     Choice,
@@ -48,7 +49,8 @@ def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) ->
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if target.kind != "llvm" or not any(name_of(b.value) in CONVOLUTIONS for b in bindings(mod["main"])):
+        operators = {name_of(b.value) for b in bindings(mod["main"])}
+        if target.kind != "llvm" or operators.isdisjoint((*CONVOLUTIONS, *IMAGES)):
             return mod
         return Rewriter(mod, target, options, Planner(mod["main"], target, options).choose()).run()
 

@@ -41,6 +41,7 @@ from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.channel_shuffles import shuffle_source
 from mlc.operators import relax_where
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import Size
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "IMAGES", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "Planner",
@@ -79,6 +80,9 @@ _PLAIN_WINDOWS = 2.0
 _PLAIN_INTEGERS = 4.0
 #: and how many times slower interpolation is there, whose neighbours do not lie in vectors
 _PLAIN_INTERPOLATION = 8.0
+#: how many times slower both are where rows are of free width, the last vector of which is computed lane by lane
+#: (measured on Zen 5 of widths of 7 to 57: depthwise convolutions 8 to 15, pools 3 to 10)
+_PLAIN_FREE = 8.0
 
 
 def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) -> relax.Call | None:
@@ -172,6 +176,9 @@ class Planner:
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
+            if name in IMAGES and is_image(var) and isinstance(shape_of(var)[3], Size):  # blocks are not cut by widths
+                for layout in _blockings(shape_of(var)[1], 1):
+                    self._family(var).layouts[layout] = None
         elif (rows := self.rows_of(value)) is not None:
             image = var if rows.made else value.args[0]
             if isinstance(image, relax.Var):
@@ -220,14 +227,14 @@ class Planner:
         return Alternative(None, reads, self._plain_seconds(var, value))
 
     def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
-        name = name_of(value)
+        name, slower = name_of(value), _PLAIN_FREE if is_image(var) and isinstance(shape_of(var)[3], Size) else 1.0
         if name in CONVOLUTIONS and is_image(var) and is_image(value.args[0]):
             conv = with_zeros(value) if name == TRANSPOSED else convolution(value)
-            return (_PLAIN_INTEGERS if is_integer_product(value) else 1.0) * self._estimate.plain(conv)
+            return (_PLAIN_INTEGERS if is_integer_product(value) else 1.0) * slower * self._estimate.plain(conv)
         if name in IMAGES and is_image(var):
             between = name == _RESIZE and value.attrs.method != "nearest_neighbor"
             factor = _PLAIN_INTERPOLATION if between else _PLAIN_WINDOWS
-            return factor * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
+            return factor * slower * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
         if name == "relax.permute_dims":
             return self._estimate.copy(8.0 * math.prod(shape_of(var)))
         return 0.0
