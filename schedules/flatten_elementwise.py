@@ -189,7 +189,7 @@ def _flat(
             rewritten(block.body), None if block.init is None else rewritten(block.init), [], [], block.annotations)
         return s_tir.SBlockRealize(values, realize.predicate, made)
 
-    def rewritten(part: tirx.Stmt) -> tirx.Stmt:
+    def rewritten(part: Any) -> Any:
         return run.with_product(tvm_ffi.structural_map(part, [(TensorLoad, access), (tirx.BufferStore, access)]), line)
 
     def short(indices: Sequence[Any], tensor: Any) -> list[Any]:
@@ -198,7 +198,9 @@ def _flat(
 
     def regions(region: tirx.BufferRegion) -> tirx.BufferRegion:
         tensor = region.source
-        return tirx.BufferRegion(image.get(tensor, tensor), short(region.region, tensor))
+        ranges = [tvm.ir.Range.from_min_extent(rewritten(each.min), rewritten(each.extent))
+                  for each in short(region.region, tensor)]  # what is gathered is at a place that is loaded
+        return tirx.BufferRegion(image.get(tensor, tensor), ranges)
 
     def access(each: Any) -> Any:
         tensor = _tensor(each)

@@ -93,8 +93,14 @@ def _apart(func: tirx.PrimFunc, image: Mapping[Any, Any], count: int) -> tirx.St
         return tirx.BufferStore(image[tensor], each.value, indices)
 
     def regions(found: Sequence[Any]) -> list[Any]:
-        return [each if each.source not in places else tirx.BufferRegion(
-            image[each.source], whole(each.region, each.source, one)) for each in found]
+        made = []
+        for each in found:
+            ranges = [tvm.ir.Range.from_min_extent(*(
+                tvm_ffi.structural_map(end, (TensorLoad, access)) for end in (r.min, r.extent))) for r in each.region]
+            if each.source in places:
+                ranges = whole(ranges, each.source, one)
+            made.append(tirx.BufferRegion(image.get(each.source, each.source), ranges))
+        return made
 
     def block(each: s_tir.SBlock) -> s_tir.SBlock:
         return s_tir.SBlock(each.iter_vars, regions(each.reads), regions(each.writes), each.name_hint, each.body,

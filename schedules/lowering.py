@@ -8,6 +8,7 @@ They are part of the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, ta
 - Weights are prefetched (:mod:`schedules.prefetch`).
 - Local buffers of functions with free sizes are as large as their ranges need (:mod:`schedules.compact_buffers`).
 - Reductions along free axes have vectors of partial results (:mod:`schedules.partial_sums`).
+- Tail tiles along vectors of free extent are computed under a mask (:mod:`schedules.masked_tails`).
 - AMX tiles are configured, once per thread (:mod:`schedules.amx_tiles`).
 - Loops are not partitioned where a condition changes outside of them (:mod:`schedules.loop_partition`).
 - Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones with
@@ -38,6 +39,7 @@ from schedules.compact_buffers import compacted
 from schedules.flatten_spatial import FLAT, restored
 from schedules.free import SIZES, variables
 from schedules.loop_partition import hide_conditions
+from schedules.masked_tails import with_masked_tails
 from schedules.nontemporal import lower_nontemporal_stores
 from schedules.packed_stores import with_packed_stores
 from schedules.partial_sums import with_partial_sums
@@ -148,7 +150,8 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     known = {str(func.attrs["global_symbol"]): sizes_of(func) for func in free.values() if FLAT not in func.attrs}
     once = tvm.IRModule({var: _untested(func, known) for var, func in once.functions_items()}, attrs=once.attrs)
     once = tirx.transform.CommonSubexprElim()(once)
-    once = tvm.IRModule({var: _with_numbers_in_place(func) for var, func in once.functions_items()}, attrs=once.attrs)
+    once = tvm.IRModule({var: with_masked_tails(_with_numbers_in_place(func)) for var, func in once.functions_items()},
+                        attrs=once.attrs)
     rest = lower(rest)
     rest.update(once)
     return rest

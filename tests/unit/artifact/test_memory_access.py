@@ -108,6 +108,13 @@ def _attention() -> onnx.ModelProto:
     return _model(nodes, ("b", "n", 32), {})
 
 
+def _rounded_scores() -> onnx.ModelProto:
+    """Products of rows with rows whose result is rounded before anything else is done with it."""
+    made, constants = _quantised("s", "y", 0.2)
+    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), helper.make_node("MatMul", ["x", "t"], ["s"])]
+    return _model([*nodes, *made], ("b", "n", 32), constants)
+
+
 ROWS = ("n", "1..48", ["1", "2", "3", "5", "7", "13", "31", "47", "48"])
 IMAGES = ("h,w", "9..40,9..40", ["9,9", "9,40", "17,23", "28,28", "31,33", "40,39"])
 TEXTS = ("b,n", "1..3,1..40", ["1,1", "1,3", "2,7", "1,16", "3,33", "3,40"])
@@ -120,6 +127,7 @@ TEXTS = ("b,n", "1..3,1..40", ["1,1", "1,3", "2,7", "1,16", "3,33", "3,40"])
     pytest.param(_dense, "{},64", ROWS, {"precision": "f16"}, id="dense, weights of float16"),
     pytest.param(_activations, "{},40", TEXTS, {}, id="activations"),
     pytest.param(_attention, "{},32", TEXTS, {}, id="attention"),
+    pytest.param(_rounded_scores, "{},32", TEXTS, {}, id="rounded scores"),
     pytest.param(_images, "1,8,{}", IMAGES, {}, id="images"),
     pytest.param(_images, "1,8,{}", IMAGES, {"precision": "bf16"}, id="images in bfloat16"),
     pytest.param(_images_of_integers, "1,16,{}", IMAGES, {}, id="images of integers"),

@@ -50,6 +50,12 @@ def _rows(b: tirx.Var, t: tirx.Var) -> Made:
     return [x, te.compute(x.shape, lambda i, j, k: x[i, j, k] - s[i, j], name="y")], lambda x: x - x.sum(-1)[..., None]
 
 
+def _gathered(b: tirx.Var, t: tirx.Var) -> Made:
+    ids, table = te.placeholder((b, t), "int32", name="ids"), te.placeholder((20, 8), name="table")
+    y = te.compute((b, t, 8), lambda i, j, k: table[ids[i, j], k], name="y")
+    return [ids, table, y], lambda ids, table: table[ids]
+
+
 def _mean(b: tirx.Var, t: tirx.Var) -> Made:
     x = te.placeholder((3, b, t), name="x")
     i, j = te.reduce_axis((0, b), name="i"), te.reduce_axis((0, t), name="j")
@@ -67,7 +73,8 @@ def _checked(func: tirx.PrimFunc, made: Callable[[tirx.Var, tirx.Var], Made], b:
     sizes = {"b": b, "t": t}
     tensors, wanted = made(tirx.Var("b", "int64"), tirx.Var("t", "int64"))
     shapes = [[sizes[str(d.name)] if isinstance(d, tirx.Var) else int(d) for d in each.shape] for each in tensors]
-    arrays = [RNG.normal(size=shape).astype(np.float32) for shape in shapes]
+    arrays = [RNG.integers(0, 20, shape, np.int32) if "int" in str(each.dtype) else RNG.normal(size=shape).astype(
+        np.float32) for shape, each in zip(shapes, tensors, strict=True)]
     given = [tvm.runtime.tensor(array) for array in arrays]
     library["main"](*given)
     np.testing.assert_allclose(given[-1].numpy(), wanted(*arrays[:-1]), rtol=1e-6, atol=1e-6)
@@ -78,6 +85,7 @@ def _checked(func: tirx.PrimFunc, made: Callable[[tirx.Var, tirx.Var], Made], b:
     (_heads, [0, -1, 0], [0, 3, 0], [3, 720, 96]),
     (_groups, [1, 0, 1], [0, 0], [1, 240, 32]),
     (_rows, [0, 0], [0, 0], [1, 240, 32]),
+    (_gathered, [0, -1, 0], [0, 0], [1, 240, 32]),
     (_mean, [1, -1], [0, 0], [1, 240, 32]),
 ])
 def test_free_axes_are_one(
