@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-__all__ = ["MODELS", "SAMPLED", "model_or_file", "original", "quantised"]
+__all__ = ["MODELS", "SAMPLED", "model_or_file", "original", "quantised", "smaller"]
 
 MODELS = ("resnet50-qdq", "mobilenet_v2-qdq", "inception_v1-qdq", "bert_base-qdq", "bert_base-dynamic")
 #: what a cost model learns from: these, and products with weights of 4 bits
@@ -52,8 +52,13 @@ def quantised(name: str, folder: Path) -> Path:
     network, _, how = name.rpartition("-")
     path = folder / f"{name}.onnx"
     if not path.exists():
-        {"qdq": _static, "dynamic": _dynamic, "4bit": _four_bits}[how](original(network, folder), path)
+        smaller(original(network, folder), path, how)
     return path
+
+
+def smaller(plain: Path, small: Path, how: str) -> None:
+    """Write a network of float32 as onnxruntime's tools make it smaller: ``qdq``, ``dynamic`` or ``4bit``."""
+    {"qdq": _static, "dynamic": _dynamic, "4bit": _four_bits}[how](plain, small)
 
 
 def _float32(network: str) -> onnx.ModelProto:

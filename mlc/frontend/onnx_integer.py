@@ -246,8 +246,10 @@ def _padded(arithmetic: _Arithmetic, x: Any, pads: Sequence[tuple[int, int]], ze
         return arithmetic.emit(relax.op.nn.pad, x, flat, pad_value=int(known))
     bordered = arithmetic.emit(relax.op.nn.pad, x, flat)
     extents = [size_of(extent) for extent in x.ty.shape][2:]
-    if not all(isinstance(extent, int) for extent in extents):
-        raise ValueError("its images must have fixed sizes where a border of a zero point is found at run time")
-    inside = np.pad(np.ones((1, 1, *extents), "bool"), widths)
+    if all(isinstance(extent, int) for extent in extents):
+        inside = relax.const(np.pad(np.ones((1, 1, *extents), "bool"), widths))
+    else:
+        ones = arithmetic.emit(relax.op.ones, relax.ShapeExpr([1, 1, *list(x.ty.shape)[2:]]), "uint8")
+        inside = arithmetic.emit(relax.op.astype, arithmetic.emit(relax.op.nn.pad, ones, flat), "bool")
     border = arithmetic.emit(relax.op.astype, zero_point, "uint8")
-    return arithmetic.emit(relax.op.where, relax.const(inside), bordered, border)
+    return arithmetic.emit(relax.op.where, inside, bordered, border)

@@ -139,6 +139,20 @@ def test_compiled() -> None:
     np.testing.assert_array_equal(mlc.compile(model, log=False)(**feeds)[0], wanted)
 
 
+@pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 2, 1, 0]])
+def test_images_of_free_size_with_a_border_that_is_given(pads: list[int]) -> None:
+    rng = np.random.default_rng(6)
+    w, zeros = extremes(rng, (8, 3, 3, 3), "int8"), {"zx": np.array(200, "uint8"), "zw": None}
+    model, _ = _conv(extremes(rng, (1, 3, 12, 12), "uint8"), w, zeros, True, pads=pads)
+    for axis, name in ((2, "h"), (3, "w")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    executable = mlc.compile(model, log=False, shapes={"x": "1,3,3..20,3..20"})
+    for size in ((3, 3), (7, 20), (12, 12), (20, 5)):
+        x = extremes(rng, (1, 3, *size), "uint8")
+        found = executable(x=x, zx=zeros["zx"])[0]
+        np.testing.assert_array_equal(found, _conv_in_float64(x, w, zeros, pads=pads))
+
+
 def test_nothing_is_added_where_all_zero_points_are_zero() -> None:
     rng = np.random.default_rng(5)
     feeds = {"a": extremes(rng, (3, 8), "uint8")}
