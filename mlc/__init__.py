@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from mlc.generator import Generator
     from mlc.sampler import Sampler
 
-__all__ = ["Compilation", "Executable", "Generator", "MlcError", "Sampler", "compile", "load", "tune"]
+    __version__: str
+
+__all__ = ["Compilation", "Executable", "Generator", "MlcError", "Sampler", "__version__", "compile", "load", "tune"]
 
 _HOMES = {
     "Compilation": "compilation", "Executable": "artifact", "Generator": "generator", "MlcError": "errors",
@@ -26,6 +28,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from mlc.installation import installed
+
+        return installed("mlc")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"mlc.{_HOMES[name]}"), name)

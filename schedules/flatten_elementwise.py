@@ -38,8 +38,11 @@ def flattened_elementwise(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
         for i, j, k in grid(b, t, 128):                      for i, k in grid(n, 128):
             y[i, j, k] = max(x[i, j, k] + c[k], 0)    -->        y[i, k] = max(x[i, k] + c[k], 0)
+
+    Attributes say how the parameters were: :data:`schedules.flatten_spatial.FLAT` and ``FUSED``.
     """
-    if not (func.attrs and SIZES in func.attrs) or FLAT in func.attrs:
+    if not (func.attrs and SIZES in func.attrs) or FLAT in func.attrs or not isinstance(
+            func.body, s_tir.SBlockRealize):
         return func
     free, root = variables(func), func.body.block
     tensors = [*func.params, *root.alloc_buffers]

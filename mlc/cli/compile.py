@@ -32,6 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="what to build for; `mlc targets` lists the names. For several, as "
                              "cuda:sm_80,cuda:sm_90a, one file is written, and the best is picked when it is loaded "
                              "(default: native, this CPU)")
+    options.add_threads(parser)
     options.add_log(parser)
     options.add_shape(parser)
     options.add_value(parser)
@@ -76,8 +77,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     started = time.perf_counter()
     with _dumping(args.report), building(stderr_console(), f"compiling {model.stem}"):
         exe = api.compile(model.source(), target=args.target, log=args.log, shapes=options.shapes(args),
-                          values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
-                          precision=args.precision, integers=args.integers,
+                          values=options.values(args), threads=args.threads, winograd=args.winograd,
+                          substitutions=args.substitutions, precision=args.precision, integers=args.integers,
                           on_decision=decisions.append if args.explain else None)  # a decision holds the weights
     tried = save_tested(exe, output, native=args.target == "native")
     took = time.perf_counter() - started

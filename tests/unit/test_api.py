@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,10 @@ def test_importing_mlc_imports_nothing_heavy() -> None:
             "print(sorted({m.partition('.')[0] for m in sys.modules} & "
             "{'tvm', 'tvm_ffi', 'numpy', 'onnx', 'torch', 'xgboost', 'rich'}))")
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert mlc.__version__ == metadata.version("mlc")
 
 
 def test_tune_is_a_function_whatever_is_imported() -> None:
