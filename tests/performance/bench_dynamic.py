@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 FREE, STATIC = "mlc", "mlc static"
 #: how far outputs may be from onnxruntime's, as a part of the largest: of integers, a number that lies between two is
-#: rounded to either, and twelve layers follow
-RTOL, RTOL_INTEGERS = 1e-4, 0.1
+#: rounded to either, and twelve layers follow. onnxruntime with and without its rewrites is 0.09 apart
+RTOL, RTOL_INTEGERS = 1e-4, 0.2
 #: sizes at which outputs are compared, ends of the ranges included
 COMPARED = 20
 
@@ -191,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="do what is there already, too")
     parser.add_argument("--build-only", action="store_true", help="build and compare, and time nothing")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-dynamic")
-    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
+    parser.add_argument("--publish", nargs="?", const="dynamic", choices=("dynamic", "dynamic-integers"),
+                        help="put the table into a section of results.md")
     args = parser.parse_args(argv)
     sizes = [tuple(map(int, word.split("x"))) for word in args.sizes.split(",")] if args.sizes else None
     results = Results(args.output)
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(results.rows)
     write_whole(args.output / "table.md", text)
     if args.publish:
-        publish("dynamic", text)
+        publish(args.publish, text)
     print(text)
     return 0
 

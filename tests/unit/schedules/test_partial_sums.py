@@ -13,7 +13,8 @@ from tvm import te, tirx
 
 from mlc.graph.task import normalise
 from mlc.shapes import Free, Range
-from schedules.analysis import walk
+from mlc.target import resolve
+from schedules.analysis import evaluate, walk
 from schedules.compact_buffers import compacted
 from schedules.cpu.reduction import REDUCTION
 from schedules.lowering import PIPELINE
@@ -106,3 +107,18 @@ def test_short_sums_have_code_only_where_there_are_any(low: int) -> None:
     assert len(conditions) == (0 if low >= count else 1 if low >= 8 or count == 8 else 2)
 
 
+
+
+def test_rows_are_shared_by_the_cores_where_the_batch_may_be_one() -> None:
+    batch, n = tirx.Var("b", "int64"), tirx.Var("n", "int64")
+    x, k = te.placeholder((batch, 64, n), name="x"), te.reduce_axis((0, n), name="k")
+    y = te.compute((batch, 64), lambda b, c: te.sum(x[b, c, k], k), name="y")
+    free = {"b": Free("b", Range(1, 4), 2), "n": Free("n", Range(1000, 9000), 3000)}
+    func = normalise(te.create_prim_func([x, y]), free)
+    target = resolve("x86-64-v3", threads=2).tvm
+    scheduled = first_seed(REDUCTION, func, target)[0].mod["main"]
+    loops: list[Any] = []
+    walk(scheduled.body, (tirx.For, loops.append))
+    (shared,) = (loop for loop in loops if loop.kind == tirx.ForKind.PARALLEL)
+    (var,) = tirx.analysis.undefined_vars(shared.extent)
+    assert evaluate(shared.extent, {var: 1}) == 64
