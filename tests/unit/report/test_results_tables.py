@@ -70,7 +70,8 @@ def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monk
 
 
 SECTIONS = ("models", "models-avx2", "quantised", "quantised-vnni", "quantised-avx-vnni", "quantised-amx", "sixteen",
-            "decoder", "unseen", "unseen-avx2", "tuner", "ablation", "written", "dynamic", "substitutions", "torch",
+            "decoder", "unseen", "unseen-avx2", "tuner", "ablation", "written", "dynamic", "dynamic-integers",
+            "substitutions", "torch",
             "decoder-llama", "decoder-gpt2", "recurrent")
 
 
