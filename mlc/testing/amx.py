@@ -9,14 +9,11 @@ permission. All other instructions of a target are this CPU's to run: :func:`tar
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import json
 import os
 import platform
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc.cpu import host_cpu
+from mlc.testing.preloading import compiled
 
 if TYPE_CHECKING:
     from mlc.target import Target
@@ -47,14 +45,9 @@ def missing() -> str:
     return "" if shutil.which("cc") else "cc"
 
 
-@lru_cache(maxsize=1)
 def library() -> Path:
     """``amx.c``, compiled once for this process and its children, as long as this process lives."""
-    folder = Path(tempfile.mkdtemp(prefix="mlc-amx-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    made = folder / "amx.so"
-    subprocess.run(["cc", "-O2", "-Wall", "-shared", "-fPIC", "-o", str(made), str(_SOURCE)], check=True)
-    return made
+    return compiled(_SOURCE)
 
 
 @lru_cache(maxsize=1)

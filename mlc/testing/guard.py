@@ -11,17 +11,16 @@ TVM's. Linux alone.
 from __future__ import annotations
 
 import argparse
-import atexit
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from mlc.testing.preloading import compiled
 
 if TYPE_CHECKING:
     from mlc.artifact.executable import Executable
@@ -38,14 +37,9 @@ def missing() -> str:
     return "" if shutil.which("cc") else "cc"
 
 
-@lru_cache(maxsize=1)
 def library() -> Path:
-    """``guard.c``, compiled once for this process, as long as it lives."""
-    folder = Path(tempfile.mkdtemp(prefix="mlc-guard-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    made = folder / "guard.so"
-    subprocess.run(["cc", "-O2", "-Wall", "-shared", "-fPIC", "-o", str(made), str(_SOURCE), "-ldl"], check=True)
-    return made
+    """``guard.c``, compiled."""
+    return compiled(_SOURCE)
 
 
 def faults(path: Path, calls: Sequence[str]) -> str:
