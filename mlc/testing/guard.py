@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,15 +44,17 @@ def library() -> Path:
 
 
 def faults(path: Path, calls: Sequence[str]) -> str:
-    """Run an artifact in a child process with arrays of these shapes; empty if it ends well, else the last call and how
-    the child ended."""
+    """Run an artifact in a child process with arrays of these shapes; empty if it ends well, else the call in which a
+    signal ended it. Raises ``RuntimeError`` with what the child says where it fails in another way."""
     command = [sys.executable, "-m", "mlc.testing.guard", "--inside", str(path), *calls]
     ended = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(library())}, capture_output=True, text=True,
                            check=False)
     if ended.returncode == 0:
         return ""
     begun = [line for line in ended.stdout.splitlines() if line in calls]
-    return f"{begun[-1] if begun else 'loading'}: exit code {ended.returncode} {ended.stderr[-300:]}".rstrip()
+    if ended.returncode > 0:
+        raise RuntimeError(ended.stderr.strip().rpartition("\n")[2])
+    return f"{begun[-1] if begun else 'loading'}: {signal.Signals(-ended.returncode).name}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if lacking := missing():
         parser.error(f"guarded runs need {lacking}, which is not there")
-    found = faults(args.artifact, args.calls)
+    try:
+        found = faults(args.artifact, args.calls)
+    except RuntimeError as error:
+        parser.error(str(error))
     print(found or f"no access beyond an array in {len(args.calls)} runs")
     return int(bool(found))
 
